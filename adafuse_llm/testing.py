@@ -43,7 +43,10 @@ class BackendTests:
     """
 
     texts: Sequence[str] = (
-        *("The ferry leaves at nine. It carries twelve people", " and the post.", "a", " "),
+        "The ferry leaves at nine. It carries twelve people",
+        " and the post.",
+        "a",
+        " ",
         '\n\n- oil: 14.50\n  two spaces, and  two more \nif x:\n    print("yes")\n',
     )
     odd_texts: Sequence[str] = (

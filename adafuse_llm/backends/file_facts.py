@@ -93,7 +93,7 @@ def file_has_template(
 def _entries(source: str, revision: str | None, name: str) -> dict[str, Any] | None:
     folder = stored_folder(source, revision)
     try:
-        found = folder and json.loads((folder / name).read_text(encoding="utf-8"))
+        entries = folder and json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return entries if isinstance(entries, dict) else None

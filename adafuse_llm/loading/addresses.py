@@ -42,8 +42,8 @@ def read_address(text: object) -> dict[str, str]:
             "url must be the address of a server, such as 'http://127.0.0.1:8000' or "
             f"'vllm+http://127.0.0.1:8000/NAME'; got {short_repr(text)}"
         )
-    base, found, model = f"{parts.path.rstrip('/')}/".partition("/v1/")
-    if not found:
+    base, separator, model = f"{parts.path.rstrip('/')}/".partition("/v1/")
+    if not separator:
         base, model = "", parts.path
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := settings.keys() - set(IN_QUERY):

@@ -102,18 +102,18 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
         "sglang": SglangApi(),
         "vllm": VllmApi(),
     }
-    found = next((kind for path, entry, kind in KINDS if entry in (server.find(path) or {})), None)
-    if found is None:
+    actual = next((kind for path, entry, kind in KINDS if entry in (server.find(path) or {})), None)
+    if actual is None:
         listed = (server.find("/v1/models") or {}).get("data") or [{}]
-        found = "an adafuse server" if listed[0].get("owned_by") == "adafuse-llm" else None
-    kind = spec.api or found
+        actual = "an adafuse server" if listed[0].get("owned_by") == "adafuse-llm" else None
+    kind = spec.api or actual
     if kind not in apis:
         raise server.error(
             f"it is {kind or 'of another kind'}, neither vLLM, SGLang nor llama-server. {INSTEAD}"
         )
-    if found not in (None, kind):
-        hint = f"Leave out api={kind!r}" if found in apis else INSTEAD
-        raise server.error(f"it is {found}, not {kind}. {hint}")
+    if actual not in (None, kind):
+        hint = f"Leave out api={kind!r}" if actual in apis else INSTEAD
+        raise server.error(f"it is {actual}, not {kind}. {hint}")
     try:
         return apis[kind], apis[kind].facts(server, spec.model)
     except UNEXPECTED as error:

@@ -248,9 +248,9 @@ def as_spec(
         settings["url"] = settings.pop("path")
     if "url" in settings:
         return ServerMember(**settings)
-    found = settings.get("revision") or revision
+    revision = settings.get("revision") or revision
     is_path = isinstance(path, (str, os.PathLike))
-    if "file" in settings or (is_path and is_gguf(str(path), revision=found)):
+    if "file" in settings or (is_path and is_gguf(str(path), revision=revision)):
         return GGUFMember(**settings)
     return TransformersMember(**settings)
 

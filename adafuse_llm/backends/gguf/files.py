@@ -75,9 +75,9 @@ def stored_folder(source: str, revision: str | None = None) -> Path | None:
 
 def gguf_names(folder: Path) -> list[str]:
     """Return the GGUF files in a folder and in its subfolders, relative to the folder."""
-    found = (*folder.glob("*"), *folder.glob("*/*"))
+    paths = (*folder.glob("*"), *folder.glob("*/*"))
     return sorted(
-        path.relative_to(folder).as_posix() for path in found if path.suffix.lower() == SUFFIX
+        path.relative_to(folder).as_posix() for path in paths if path.suffix.lower() == SUFFIX
     )
 
 

@@ -150,8 +150,8 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         return super()._attempt(trees, work)
 
     def _new_state(self, tree: TokenTree) -> RequestState:
-        found = self._kept.longest(tree.ids, self._sources())
-        rows = found and found[0].first(found[1])
+        prefix = self._kept.longest(tree.ids, self._sources())
+        rows = prefix and prefix[0].first(prefix[1])
         return RequestState(tree, self._passes.new_form(tree, rows), rows.count if rows else 0)
 
     def _sources(self) -> list[CachedTokens[Rows | TreeForm]]:

@@ -62,12 +62,12 @@ class PathForm:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the keys and values of the trunk. A state of fixed size has none."""
-        found = (
+        tensors = (
             getattr(layer, name, None)
             for layer in getattr(self._trunk, "layers", None) or ()
             for name in ("keys", "values")
         )
-        return [each for each in found if isinstance(each, torch.Tensor) and each.ndim == 4]
+        return [each for each in tensors if isinstance(each, torch.Tensor) and each.ndim == 4]
 
     def _advance_trunk(self) -> torch.Tensor:
         """Run the remaining committed tokens, and return the logits after the root, [1, v]."""

@@ -260,8 +260,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _new_state(self, tree: TokenTree) -> LlamaState:
         self._make_room(1)
         state = LlamaState(tree, self._context)
-        if found := self._kept.longest(tree.ids, self._sources()):
-            source, length = found
+        if prefix := self._kept.longest(tree.ids, self._sources()):
+            source, length = prefix
             self._context.copy(source, state.trunk, 0, length)
             state.committed = state.ready = state.reused = length
         return state

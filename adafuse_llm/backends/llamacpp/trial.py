@@ -87,7 +87,9 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
         logger.warning(
             "%s keeps its weights in the order of the file, which is slower, because %s. To try "
             "again after a change of this machine, delete %s",
-            *(label, first, verdict),
+            label,
+            first,
+            verdict,
         )
     with suppress(OSError):
         verdict.parent.mkdir(parents=True, exist_ok=True)
@@ -162,8 +164,11 @@ def _check(model: Model) -> None:
     """Compare the logits of a tree of tokens with those of the same tokens in a sequence."""
     first, second, third, fourth = (n * (model.vocabulary - 1) // 3 for n in range(4))
     tree = [
-        *(Entry(first, 0, [0, 1], False), Entry(second, 1, [0, 1], True)),
-        *(Entry(third, 2, [0], False), Entry(fourth, 2, [1], True), Entry(third, 3, [1], True)),
+        Entry(first, 0, [0, 1], False),
+        Entry(second, 1, [0, 1], True),
+        Entry(third, 2, [0], False),
+        Entry(fourth, 2, [1], True),
+        Entry(third, 3, [1], True),
     ]
     line = [replace(each, sequences=[2]) for each in (*tree[:2], *tree[3:])]
     context = Context(model, cells=256, threads=1)

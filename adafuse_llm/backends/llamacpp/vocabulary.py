@@ -260,10 +260,10 @@ class LlamaTokenizer:
         reply = "Yes"
         messages = [{"role": "user", "content": "Well?"}, {"role": "assistant", "content": reply}]
         try:
-            _, found, after = self.apply_chat_template(messages).rpartition(reply)
+            _, separator, after = self.apply_chat_template(messages).rpartition(reply)
         except Exception:  # a template may raise any exception; the codec reports it
             return None
-        after = after.lstrip() if found else ""
+        after = after.lstrip() if separator else ""
         special = {str(t): i for i, t in self.added_tokens_decoder.items() if t.special}
         following = [text for text in special if text and after.startswith(text)]
         return special[max(following, key=len)] if following else None

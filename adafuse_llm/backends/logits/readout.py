@@ -172,5 +172,5 @@ def distribution(tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
     """Return the log-probabilities of all tokens after an evaluated node, [v]."""
     assert isinstance(tree.state, RequestLogits), "the node is not evaluated"
     logits, _ = _changed([(tree.state, node)])
-    found: NDArray[np.floating[Any]] = logits[0].log_softmax(-1).cpu().numpy()
-    return found
+    logprobs: NDArray[np.floating[Any]] = logits[0].log_softmax(-1).cpu().numpy()
+    return logprobs

@@ -114,14 +114,14 @@ class RequestLogits:
 
 def unknown(nodes: Iterable[Node | None], known: Container[Node]) -> list[Node]:
     """Return nodes and their ancestors, up to known ones, parents before children."""
-    found: dict[Node, None] = {}
+    missing: dict[Node, None] = {}
     for each in nodes:
         line, node = list[Node](), each
-        while node is not None and node not in known and node not in found:
+        while node is not None and node not in known and node not in missing:
             line.append(node)
             node = node.parent
-        found.update(dict.fromkeys(reversed(line)))
-    return list(found)
+        missing.update(dict.fromkeys(reversed(line)))
+    return list(missing)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -159,11 +159,11 @@ class ServerBackend(Backend):
     def _result(self, query: Query, prompts: Prompts, count: int) -> QueryResult:
         summaries = []
         for node in query.evaluate:
-            found = _prompt_of(query.tree, node, prompts)
-            likely = sorted(found.listed.items(), key=lambda item: (-item[1], item[0]))[: query.top]
-            tokens, logprobs = zip(*likely, strict=True)
-            ends = _total([found.logprobs[token] for token in self.end_ids])
-            word_end = self._word_end(found) if query.word_ends else None
+            prompt = _prompt_of(query.tree, node, prompts)
+            likely = sorted(prompt.listed.items(), key=lambda item: (-item[1], item[0]))
+            tokens, logprobs = zip(*likely[: query.top], strict=True)
+            ends = _total([prompt.logprobs[token] for token in self.end_ids])
+            word_end = self._word_end(prompt) if query.word_ends else None
             summaries.append(Next(tokens, logprobs, ends, word_end_logprob=word_end))
         scores = [
             _prompt_of(query.tree, node.parent, prompts).logprobs[node.token]
@@ -172,17 +172,17 @@ class ServerBackend(Backend):
         read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
         return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
 
-    def _word_end(self, found: Prompt) -> float:
+    def _word_end(self, prompt: Prompt) -> float:
         """Return the log-probability that a word ends.
 
         A token that can end a word has the probability p, and p / total if only such tokens are
         permitted. The likeliest of the tokens of which both are known gives the total. Tokens that
         end a word but are not permitted are added.
         """
-        known = {**found.listed, **found.logprobs}
-        best = max(found.ends.keys() & known.keys(), key=found.ends.__getitem__)
-        apart = [known[t] for t in self._word_ends if found.ends[t] == -math.inf]
-        return min(0.0, _total([known[best] - found.ends[best], *apart]))
+        known = {**prompt.listed, **prompt.logprobs}
+        best = max(prompt.ends.keys() & known.keys(), key=prompt.ends.__getitem__)
+        apart = [known[t] for t in self._word_ends if prompt.ends[t] == -math.inf]
+        return min(0.0, _total([known[best] - prompt.ends[best], *apart]))
 
     def _find_word_ends(self) -> bool | None:
         """Return whether the server tells ends of words, or None after an error that may pass."""
@@ -220,16 +220,18 @@ class ServerBackend(Backend):
             logger.warning(
                 "member %r cannot be used with strategy 'mixture', because server %s does not tell "
                 "how likely a word ends: %s",
-                *(self.name, self._server.url, problem),
+                self.name,
+                self._server.url,
+                problem,
             )
         return answer
 
     def _probe(self) -> Prompt:
         return Prompt(self._probe_ids, min(self.facts.listed_limit, PROBE_TOP))
 
-    def _check_model(self, found: Prompt) -> None:
+    def _check_model(self, probe: Prompt) -> None:
         """Check that a probe has the distribution that it had when the member was loaded."""
-        before, now = self._fingerprint, found.listed
+        before, now = self._fingerprint, probe.listed
         shared = before.keys() & now.keys()
         if 2 * len(shared) < len(before) or any(
             abs(before[token] - now[token]) > PROBE_TOLERANCE for token in shared

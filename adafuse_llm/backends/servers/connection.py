@@ -154,10 +154,10 @@ class Connection:
 
 def _reason(answer: httpx.Response) -> str:
     try:
-        found = answer.json()
-        found = found.get("error", found.get("detail", found)) if isinstance(found, dict) else found
-        found = found.get("message", found) if isinstance(found, dict) else found
+        said = answer.json()
+        said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
+        said = said.get("message", said) if isinstance(said, dict) else said
     except ValueError:
-        found = answer.text
-    text = " ".join(str(found).split())
+        said = answer.text
+    text = " ".join(str(said).split())
     return f"HTTP {answer.status_code}: {text[:MAX_REASON]}"

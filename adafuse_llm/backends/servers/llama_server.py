@@ -53,19 +53,19 @@ class LlamaServerApi(ServerApi):
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
-        found = chosen_model(server, model)
+        entry = chosen_model(server, model)
         props = server.find("/props") or {}
         length = props.get("default_generation_settings", {}).get("n_ctx")
-        drawn = self.tokenize(server, found["id"], DRAWN_TEXT)[-1]
+        drawn = self.tokenize(server, entry["id"], DRAWN_TEXT)[-1]
         _check_biases(server, drawn)
         return ServerFacts(
-            model=found["id"],
+            model=entry["id"],
             source=props.get("model_path"),
             version=f"llama-server {props.get('build_info', 'of unknown build')}",
             window=None if not length else length - 1,
             listed_limit=WANTED_TOP,
-            vocabulary=(found.get("meta") or {}).get("n_vocab"),
-            parameters=(found.get("meta") or {}).get("n_params"),
+            vocabulary=(entry.get("meta") or {}).get("n_vocab"),
+            parameters=(entry.get("meta") or {}).get("n_params"),
             limits_tokens=False,
             drawn=drawn,
         )
@@ -85,8 +85,8 @@ class LlamaServerApi(ServerApi):
         for prompt, answer in zip(prompts, _ordered(plain), strict=True):
             prompt.listed = _listed(answer)
         for prompt, answer in zip(asking, *map(_ordered, biased), strict=True):
-            found = unbiased(_after_biases(answer), biases, prompt.listed)
-            prompt.logprobs = found | prompt.listed
+            chances = _after_biases(answer)
+            prompt.logprobs = unbiased(chances, biases, prompt.listed) | prompt.listed
         lacking = [prompt for prompt in asking if prompt.given - prompt.logprobs.keys()]
         if lacking:
             answers = server.post(PATH, _listing(lacking, facts.vocabulary or WHOLE, facts.drawn))
@@ -133,11 +133,11 @@ def _check_biases(server: Connection, drawn: int) -> None:
     plain = _listed(server.post(PATH, listing))
     biases = _biases(list(plain)[:2], drawn)
     chances = _after_biases(server.post(PATH, _biased([prompt], biases)))
-    found = unbiased(chances, biases, plain)
+    computed = unbiased(chances, biases, plain)
     again = _listed(server.post(PATH, listing))
     if not all(
         math.isclose(logprobs.get(token, math.inf), plain[token], abs_tol=BIAS_TOLERANCE)
-        for logprobs, tokens in ((found, list(plain)[:2]), (again, list(plain)[: PROBED // 2]))
+        for logprobs, tokens in ((computed, list(plain)[:2]), (again, list(plain)[: PROBED // 2]))
         for token in tokens
     ):
         raise server.error(

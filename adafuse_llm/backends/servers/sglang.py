@@ -26,13 +26,13 @@ class SglangApi(ServerApi):
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
-        found = chosen_model(server, model)
+        entry = chosen_model(server, model)
         loaded = server.find("/get_model_info") or {}
         version = (server.find("/get_server_info") or {}).get("version", "of unknown version")
-        length = found.get("max_model_len")
+        length = entry.get("max_model_len")
         return ServerFacts(
-            model=found["id"],
-            source=loaded.get("tokenizer_path") or loaded.get("model_path") or found.get("root"),
+            model=entry["id"],
+            source=loaded.get("tokenizer_path") or loaded.get("model_path") or entry.get("root"),
             version=f"SGLang {version}",
             window=None if length is None else length - 1,
             listed_limit=WANTED_TOP,

@@ -41,21 +41,21 @@ class VllmApi(ServerApi):
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
-        found = chosen_model(server, model)
-        length = found.get("max_model_len")
+        entry = chosen_model(server, model)
+        length = entry.get("max_model_len")
         version = (server.find("/version") or {}).get("version", "of unknown version")
         with server.turn:
-            body = _giving(found["id"], [Prompt((0,))], [0, 1, 2])
+            body = _giving(entry["id"], [Prompt((0,))], [0, 1, 2])
             (given,) = _distributions(server.post(PATH, body))
             if not {0, 1, 2} <= given.keys():
                 raise server.error(
                     f"vLLM {version} does not return log-probabilities of given tokens "
                     "(logprob_token_ids). Use vLLM 0.32 or newer"
                 )
-            limit = _listed_limit(server, found["id"])
+            limit = _listed_limit(server, entry["id"])
         return ServerFacts(
-            model=found["id"],
-            source=found.get("root"),
+            model=entry["id"],
+            source=entry.get("root"),
             version=f"vLLM {version}",
             window=None if length is None else length - 1,
             listed_limit=limit,
@@ -65,10 +65,10 @@ class VllmApi(ServerApi):
         if listing := [prompt for prompt in prompts if prompt.top]:
             top = max(prompt.top for prompt in listing)
             answer = server.post(PATH, {**_body(facts.model, listing), "logprobs": top})
-            for prompt, found in zip(listing, _distributions(answer), strict=True):
-                if -math.inf in found.values() or len(found) < prompt.top:
+            for prompt, listed in zip(listing, _distributions(answer), strict=True):
+                if -math.inf in listed.values() or len(listed) < prompt.top:
                     raise server.error(MIXED)
-                prompt.listed = found
+                prompt.listed = listed
         calls: list[tuple[list[Prompt], dict[str, Any]]] = []
         for group, tokens in _groups(prompts):
             calls.append((group, _giving(facts.model, group, tokens)))
@@ -77,8 +77,8 @@ class VllmApi(ServerApi):
                 calls.append((limited, _giving(facts.model, limited, tokens) | regex))
         answers = server.post_all(PATH, [body for _, body in calls])
         for (group, body), answer in zip(calls, answers, strict=True):
-            for prompt, found in zip(group, _distributions(answer), strict=True):
-                (prompt.ends if "structured_outputs" in body else prompt.logprobs).update(found)
+            for prompt, logprobs in zip(group, _distributions(answer), strict=True):
+                (prompt.ends if "structured_outputs" in body else prompt.logprobs).update(logprobs)
 
 
 def _listed_limit(server: Connection, model: str) -> int:
@@ -86,10 +86,10 @@ def _listed_limit(server: Connection, model: str) -> int:
     try:
         server.post(PATH, {**_body(model, [Prompt((0,))]), "logprobs": WANTED_TOP})
     except MemberError as error:
-        found = re.search(r"max allowed: (\d+)", error.reason)
-        if found is None:
+        allowed = re.search(r"max allowed: (\d+)", error.reason)
+        if allowed is None:
             raise
-        return int(found[1])
+        return int(allowed[1])
     return WANTED_TOP
 
 
