@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "ADAFUSE_TRIAL"
-"""Environment variable of child processes. A process that has it starts none, in case the
-interpreter is an application that runs itself again."""
+"""Environment variable of child processes, which start no others, in case the interpreter is an
+application that runs itself again."""
 
 BOOTSTRAP: Final = """
 import importlib, json, sys, types
@@ -94,9 +94,9 @@ def begin() -> None:
 
 
 def limit_process(seconds: float, memory: int) -> None:
-    """Limit the CPU time and the bytes of memory that this process takes from now on.
+    """Limit the CPU time and the memory, in bytes, of this process from now on, or it is ended.
 
-    The system ends it if it uses more. Windows has no such limits, and macOS none of memory.
+    Windows has no such limits, and macOS none of memory.
     """
     try:
         import resource

@@ -18,12 +18,7 @@ ROUNDING = 0.01
 def check_results(
     name: str, queries: Sequence[Query], results: Sequence[QueryResult]
 ) -> Sequence[QueryResult]:
-    """Return `results` if they have the form that `Backend.evaluate` promises.
-
-    Args:
-        name: the member's name.
-        queries: the queries that the member's backend evaluated.
-        results: what the backend returned.
+    """Return a member's results if they have the form that `Backend.evaluate` promises.
 
     Raises:
         MemberError: a result is invalid. The message says what the backend did wrong.

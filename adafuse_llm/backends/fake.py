@@ -209,17 +209,14 @@ class FakeCodec(TextCodec):
     The vocabulary grows unless it is complete.
     """
 
+    end_id = 0  # of `END`
+
     def __init__(self, vocabulary: Sequence[str] = (), *, is_complete: bool = False) -> None:
         self.is_complete = is_complete
         self._texts = [END, *vocabulary]
         self._ids = {text: number for number, text in enumerate(self._texts)}
         self._longest = max(map(len, self._texts))
         self._growing = threading.Lock()
-
-    @property
-    def end_id(self) -> int:
-        """Id of the token ``END``."""
-        return self._ids[END]
 
     def token(self, text: str) -> int:
         """Return the id of the token `text`. Add the token if the vocabulary does not have it."""

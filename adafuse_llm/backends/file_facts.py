@@ -1,11 +1,8 @@
 """What the files of a model say before it is loaded: its context window, and chat templates.
 
 Nothing here imports torch or transformers, or downloads a file. A result of None means that the
-files on this machine do not tell. The arguments of all functions are:
-
-    source     a GGUF file, a model folder or a hub id
-    revision   revision of a hub model; only the local cache of the hub is read
-    file       GGUF file in the folder or hub repository
+files on this machine do not tell. `source` is a GGUF file, a model folder or a hub id, `revision`
+belongs to a hub id, and `file` is a GGUF file in the folder or hub repository.
 """
 
 from __future__ import annotations
@@ -31,10 +28,10 @@ TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 def context_window(config: Mapping[str, Any]) -> int | None:
     """Return the context window in a text configuration, in tokens, prompt included; or None.
 
-    In a longer sequence than ``original_max_position_embeddings``, a model with "longrope"
-    positions (Phi-3) uses other rotary frequencies for all tokens, so its window ends there. Layers
-    of different types may have different positions (Gemma 3).
+    The window of "longrope" positions (Phi-3) ends at ``original_max_position_embeddings``, because
+    a longer sequence has other rotary frequencies for all tokens.
     """
+    # layers of different types may have different positions (Gemma 3)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     rope = rope if isinstance(rope, Mapping) else {}
     layers = [each for each in rope.values() if isinstance(each, Mapping)] or [rope]

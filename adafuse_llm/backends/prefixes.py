@@ -53,11 +53,9 @@ class PrefixCache(Generic[T]):
         return ids[:0] if is_known or len(ids) < MIN_SHARED else ids
 
     def add(self, ids: Ids, value: T) -> list[T]:
-        """Keep a value for tokens that `fitting` returned.
+        """Keep a value for tokens that `fitting` returned, and return values no longer kept.
 
-        Returns:
-            The values that are no longer kept: of the beginning of the sequence, and of the least
-            recently used sequences beyond the limits.
+        These are of the beginning of the sequence, and of the least recently used sequences.
         """
         dropped: list[T] = []
         before, shared = _most_alike(ids, self._ids.items())
@@ -83,13 +81,9 @@ class PrefixCache(Generic[T]):
     def longest(
         self, prompt: Sequence[int], running: Iterable[CachedTokens[T]]
     ) -> tuple[T, int] | None:
-        """Find the longest cached prefix of a prompt, without the prompt's last token.
+        """Return the value and the length of the longest cached prefix, which counts as used.
 
-        A kept one counts as used.
-
-        Returns:
-            The value of the cached sequence and the length of the prefix; None if the prefix is
-            shorter than `MIN_SHARED`.
+        It lacks the prompt's last token. None stands for less than `MIN_SHARED` tokens.
         """
         ids = np.array(prompt[:-1], dtype=np.int64)
         value, length = _most_alike(ids, self._cached(running))
@@ -102,10 +96,9 @@ class PrefixCache(Generic[T]):
     def late(
         self, prompts: Mapping[int, Sequence[int]], running: Iterable[CachedTokens[T]]
     ) -> set[int]:
-        """Return the indices of prompts that should wait until the pass of another is complete.
+        """Return the indices of prompts that wait until an earlier one is read.
 
-        Such a prompt shares at least `MIN_SHARED` more first tokens with an earlier prompt than
-        with any sequence that the backend has cached.
+        They share at least `MIN_SHARED` more first tokens with it than with what is cached.
         """
         if not self.limit:
             return set()

@@ -11,15 +11,7 @@ from adafuse_llm.text.codec import TokenizerCodec
 
 
 class Vocabulary(ABC):
-    """A member's tokens.
-
-    Args:
-        tokenizer: the tokenizer.
-
-    Attributes:
-        tokenizer: as above.
-        codec: converts text to tokens and tokens to text.
-    """
+    """A member's tokenizer, and the codec with it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -37,12 +29,4 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the tokens.
-
-        Args:
-            size: number of the model's logits.
-            end_ids: ids of the end-of-sequence tokens.
-
-        Raises:
-            ValueError: llguidance cannot read the tokens.
-        """
+        """Return an ``llguidance.LLTokenizer`` for `size` logits, or raise a ValueError."""

@@ -125,8 +125,7 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        InvalidInputError: the file is missing, or is not a mapping in YAML or JSON; or
-            `read_schema` cannot read the file of its JSON schema.
+        InvalidInputError: the file, or that of its JSON schema, is missing or cannot be read.
         InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
@@ -164,11 +163,7 @@ def _parsed(values: Mapping[Any, Any], folder: Path) -> ConfigFile:
 
 
 def read_schema(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read a JSON schema from a JSON file.
-
-    Raises:
-        InvalidInputError: the file is missing, is not JSON, or does not contain an object.
-    """
+    """Read a JSON schema, or raise an InvalidInputError that says what is wrong with the file."""
     try:
         schema = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -186,11 +181,11 @@ def read_schema(path: str | PathLike[str]) -> dict[str, Any]:
 def write_config(
     path: str | PathLike[str], values: Mapping[str, Any], *, comment: str = ""
 ) -> ConfigFile:
-    """Write a configuration file, after a check that `read_config` can read it.
+    """Write or replace a configuration file, after a check that `read_config` can read it.
 
     Args:
-        path: the file to write; an existing file is replaced.
-        values: names and values to write, as plain data.
+        path: the file.
+        values: names and values, as plain data.
         comment: text at the beginning of the file.
 
     Raises:

@@ -55,6 +55,7 @@ def check_huggingface(spec: TransformersMember) -> None:
             f"or 'float16'; got {short_repr(dtype)}"
         )
     _check_path(spec)
+    # what the configuration says about the kind of the model
     try:
         config = AutoConfig.from_pretrained(spec.path, **_source(spec))
         adapter = find_adapter_config_file(spec.path, revision=spec.revision)

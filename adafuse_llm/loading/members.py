@@ -51,6 +51,7 @@ def load_members(
         for spec, name in zip(given, member_names(given), strict=True)
     ]
     loaders = [_loader(spec) for spec in specs]
+    # servers first, because an answer takes less time than weights
     loaded: dict[int, Backend] = {}
     with ExitStack() as on_error:
         for i in sorted(range(len(specs)), key=lambda i: not isinstance(specs[i], ServerMember)):

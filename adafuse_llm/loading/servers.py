@@ -102,6 +102,7 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
         "sglang": SglangApi(),
         "vllm": VllmApi(),
     }
+    # what the server is, by its own answers
     actual = next((kind for path, entry, kind in KINDS if entry in (server.find(path) or {})), None)
     if actual is None:
         listed = (server.find("/v1/models") or {}).get("data") or [{}]
@@ -153,6 +154,7 @@ def _read_configs(
         generation = GenerationConfig.from_pretrained(source, revision=spec.revision)
     with suppress(OSError, ValueError):
         config = AutoConfig.from_pretrained(source, revision=spec.revision)
+    # what ends a response, and what the server does not follow
     ends = frozenset(eos_ids([tokenizer, generation, config]))
     asked = SimpleNamespace(generation_config=generation)
     settings = changes_of(own_adjustment(asked, ends)) | ignored_settings(asked)

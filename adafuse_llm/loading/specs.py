@@ -1,7 +1,7 @@
 """Descriptions of members to load. This module imports neither torch nor transformers.
 
-A member is of one of three kinds, and each has a class with its settings. A plain string or a
-mapping of settings stands for the class that fits it (`as_spec`).
+A member is of one of three kinds, which are classes of settings. A plain string or a mapping of
+settings stands for the class that fits it (`as_spec`).
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ SETTINGS = tuple(dict.fromkeys(name for kind in get_args(MemberSpec) for name in
 
 
 def as_specs(members: object, revision: str | None = None) -> tuple[MemberSpec, ...]:
-    """Return the description of each member of a list, which must not be empty (`as_spec`)."""
+    """Return the description of every member of a list, which must not be empty (`as_spec`)."""
     if isinstance(members, (str, Mapping)) or not isinstance(members, Iterable):
         raise InvalidInputError(
             f"members must be a list; got {short_repr(members)}. Pass members=[...] with a folder, "
@@ -283,7 +283,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
 
 
 def _ends(spec: MemberSpec) -> list[str]:
-    """Return the ends of a member's path, from its last part to the whole path."""
+    # from the last part of the path to the whole path
     path, file = spec.path, getattr(spec, "file", None)
     if file is not None and not set("*?[") & set(file):
         path = f"{path}/{file}"

@@ -13,11 +13,7 @@ Needs = Mapping[str, int]
 
 
 class CacheBudget:
-    """Checks whether the key/value caches of requests fit at the same time.
-
-    Args:
-        limit: maximum bytes on each device; None for half of the free memory.
-    """
+    """The maximum bytes of key/value caches on each device; None for half of the free memory."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit

@@ -280,11 +280,13 @@ class _Coordinator(threading.Thread):
     def run(self) -> None:
         while not self._is_closed:
             try:
+                # do what others asked for, and end jobs that are cancelled or late
                 self._empty_inbox()
                 self._end_stopped(list(self.running))
                 if (now := time.monotonic()) >= self._next_look:
                     self._end_stopped(list(self._waiting))
                     self._next_look = now + WAITING_SECONDS
+                # start jobs, and give work to lanes that are free
                 self._admit()
                 for lane in self._lanes.values():
                     if not lane.batch and lane.waiting and lane.next_batch():

@@ -92,6 +92,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
         LoadError: a file is missing, truncated or not a GGUF file.
         UnsupportedModelError: the model is not a causal language model.
     """
+    # the file, and the other parts of a split model
     path = Path(path)
     header = _read_header(path)
     files = _part_paths(path, header.integer("split.count") or 1)
@@ -178,6 +179,7 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
 
 
 def _cache_elements(header: _Header, architecture: str) -> int:
+    # heads with keys and values in all layers, times the sizes of both
     attention = f"{architecture}.attention"
     layers = header.integer(f"{architecture}.block_count") or 0
     heads, pairs = (
@@ -326,6 +328,7 @@ def _parse(path: Path, data: mmap.mmap) -> _Header:
     tensor_count, entry_count = reader.number(), reader.number()
     entries = {reader.string(): reader.value() for _ in range(entry_count)}
     tensors = [reader.tensor() for _ in range(tensor_count)]
+    # weights begin at the next multiple of the alignment
     alignment = entries.get("general.alignment")
     alignment = alignment if isinstance(alignment, int) and alignment > 0 else ALIGNMENT
     start = -(-reader.position // alignment) * alignment

@@ -16,14 +16,11 @@ from adafuse_llm.backends.logits.state import check_tokens, to_device
 
 
 class Decoder:
-    """The forward pass of a model. A decoder stores no state of requests.
+    """The forward pass of a model, on inputs on `device`, without any state of requests.
 
     Attributes:
-        model: the model.
         vocabulary: number of the model's logits.
-        device: device of the inputs.
-        cache_name: name of the model's cache among its arguments and in its output; None if the
-            model has no cache.
+        cache_name: name of the model's cache among its arguments and in its output, or None.
     """
 
     def __init__(self, model: Any) -> None:
@@ -58,8 +55,7 @@ class Decoder:
             positions: positions of the tokens, [n]; with None, the model computes them.
 
         Returns:
-            The logits after the tokens in `keep`, [len(keep), v], in at least float32; and the
-            model's cache.
+            The logits, [len(keep), v], in at least float32; and the model's cache.
         """
         check_tokens(tokens, self.vocabulary)
         name = self.cache_name or "past_key_values"
@@ -85,10 +81,7 @@ class Decoder:
         return precise(logits[: len(keep)]), getattr(output, name)
 
     def plain(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        """Return the logits after each of the `last` tokens of a sequence, [last, v].
-
-        The forward pass has no cache.
-        """
+        """Return the logits after the `last` tokens of a sequence, [last, v], without a cache."""
         ids = torch.tensor([list(tokens)], device=self.device)
         kept = {"logits_to_keep": last} if self._takes_keep else {}
         output = self.model(input_ids=ids, use_cache=False, return_dict=True, **kept)

@@ -42,9 +42,8 @@ class Scores(NamedTuple):
 
     Attributes:
         scale: their factor; None for the default.
-        softcap: bound of the scores (Gemma 2); None for no bound.
-        sinks: scores of a row that all tokens see and that has no values, [h] (gpt-oss); None for
-            no such row.
+        softcap: bound of the scores (Gemma 2).
+        sinks: scores of a row that all tokens see and that has no values, [h] (gpt-oss).
     """
 
     scale: float | None = None
@@ -60,9 +59,7 @@ class Scores(NamedTuple):
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """The cache of one pass over pieces of several requests, and the attention of the pass.
 
-    Args:
-        pieces: the pieces, in the order of their tokens.
-        windows: number of tokens that each sliding layer sees, by layer index.
+    `windows` has the number of tokens that a sliding layer sees, by layer index.
     """
 
     def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
@@ -91,15 +88,9 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return key_states, value_states
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, scores: Scores) -> torch.Tensor:
-        """Return the results of a layer, [1, T, h, d].
+        """Return the results of a layer, [1, T, h, d], from its queries, [1, h, T, d].
 
-        Args:
-            query: the queries, [1, h, T, d].
-            key: the keys that `update` returned, [1, k, T, d].
-            scores: how the layer computes its scores.
-
-        Raises:
-            UnsupportedModelError: the layer changes the keys that it caches.
+        A layer that has changed the keys that `update` returned is an `UnsupportedModelError`.
         """
         if self._layer is None or key is not self._layer[0]:
             raise UnsupportedModelError("the attention layers use other keys than they cache")
@@ -267,10 +258,7 @@ def set_attentions(attentions: Attentions) -> None:
 
 
 def use_packed_attention(model: Any) -> dict[int, int]:
-    """Give a model the attention of packed passes.
-
-    Returns:
-        The number of tokens that each sliding layer sees, by layer index.
+    """Give a model the attention of packed passes, and return the windows of its sliding layers.
 
     Raises:
         UnsupportedModelError: some layers of the model have no rows, or see other rows.

@@ -19,9 +19,8 @@ PREFILL_TOKENS = 2048
 
 PIECE_TOKENS = (128, 512)
 """Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
-Other requests wait for the pass over a piece. But passes over few tokens take longer in all: a
-model with 0.5 B parameters read 114 tokens per CPU second in passes over 512 tokens, 103 in
-passes over 128, and 81 in passes over 64."""
+Others wait for a piece, but a model with 0.5 B parameters read 114 tokens per CPU second in passes
+over 512 tokens, 103 in passes over 128, and 81 in passes over 64."""
 
 
 class RequestState(RequestLogits):
@@ -43,11 +42,7 @@ class RequestState(RequestLogits):
 
 
 class Passes:
-    """The forward passes of a member, in one form.
-
-    Args:
-        decoder: the model.
-        form: ``"tree"`` or ``"path"``.
+    """The forward passes of a member, in the form ``"tree"`` or ``"path"``.
 
     Attributes:
         pieces: number of tokens in a piece of a prompt, while a request writes its response and

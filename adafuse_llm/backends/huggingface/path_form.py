@@ -16,11 +16,10 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class PathForm:
-    """The evaluation of one request by a model without tree attention.
+    """The evaluation of one request by a model whose layers may have no rows (Mamba).
 
-    The layers of such a model may have a state instead of rows (Mamba, linear attention). The form
-    keeps one cache for the trunk (the committed tokens) and one for each tip of the tree. It reads
-    a prompt in one pass. After it, each token costs one pass.
+    It keeps one cache for the trunk (the committed tokens) and one for every tip of the tree. The
+    prompt takes one pass, and every later token takes another one.
     """
 
     unread = 0  # it reads no prompt in pieces

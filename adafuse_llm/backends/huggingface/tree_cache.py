@@ -74,7 +74,7 @@ class Rows:
         return self.copy(torch.arange(count))
 
     def copy(self, rows: torch.Tensor) -> Rows:
-        """Return copies of the given rows, in this order."""
+        """Return copies of some rows, in this order."""
         copied = Rows()
         copied.count = len(rows)
         for number, (keys, values) in self.layers.items():
@@ -93,14 +93,11 @@ def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens of one request in a pass.
+    """The tokens of one request in a pass, which appends their n rows to those of the request.
 
     Attributes:
-        rows: the request's rows. The pass appends n rows.
-        tokens: n token ids.
         positions: positions of all rows, [r], with the new rows at the end.
-        visible: whether each token sees each row, [n, r]; None if each token sees its own row and
-            all rows before it.
+        visible: whether a token sees a row, [n, r]; None if it sees its own and all before it.
         keep: indices of the tokens whose logits the pass returns.
         nodes: nodes of the tokens in `keep`, in the same order.
     """
@@ -132,15 +129,14 @@ class TreeForm:
     """Tree attention: all nodes of a request's tree have rows in one buffer.
 
     Every new token sees the rows of the committed tokens (the trunk). The row of a node is visible
-    to the nodes below it. Masks hide the rows of dropped nodes. Once these rows are more than a
-    quarter of the buffer, they are removed.
+    to the nodes below it. Masks hide the rows of dropped nodes until these are more than a quarter
+    of the buffer.
 
     Args:
         tree: the request's tree.
         rows: rows of the first tokens of the prompt, but not of its last token; None for no rows.
 
     Attributes:
-        rows: the keys and values.
         committed: number of tokens of ``tree.ids`` that have a row.
     """
 

@@ -87,7 +87,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self.name = name
         self.path = Path(path)
         label = f"member {name!r} ({path})"
-        facts = read_facts(self.path)  # this also checks the file before llama.cpp reads it
+        # load the file, after checks of its header and in a child process
+        facts = read_facts(self.path)
         self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
         settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
@@ -100,6 +101,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 f"{label}: repeatable=True needs all layers on the CPU. Pass gpu_layers=0, or "
                 "leave out repeatable"
             )
+        # tokens that end a response
         known = text.tokenizer.get_vocab() if end_tokens else {}
         if others := [token for token in end_tokens if token not in known]:
             raise InvalidOptionError(
@@ -110,6 +112,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self._set_up(text, ends, self._model.vocabulary)
         self.warning = text.tokenizer.warning()
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
+        # the cache, and what finished requests may keep in it
         tokens = self._cache_tokens(facts, context, cache_type)
         self.context_window = min(facts.context_window or tokens, tokens)
         cells, threads = tokens + SPARE_CELLS, threads or _cores()
@@ -171,6 +174,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         except CacheFullError:
             if len(queries) > 1 and not self._repeatable:
                 raise
+        # the cache is full: begin anew, and then with one query at a time
         for query in queries:
             self._forget(query.tree)
         if self._repeatable:

@@ -130,6 +130,7 @@ class Context:
             CacheFullError: the cache has no room for the tokens.
             RuntimeError: llama.cpp failed. The state of all sequences of the batch is unknown.
         """
+        # fill a call that is too short, and lay out the arrays of the batch
         padding = range(self._least - len(entries))
         entries = [*entries, *(Entry(0, position, [self._padding], False) for position in padding)]
         sizes = np.array([len(entry.sequences) for entry in entries], dtype=np.int32)
@@ -156,6 +157,7 @@ class Context:
             )
         if code:
             raise RuntimeError(f"llama.cpp failed to evaluate a batch (code {code})")
+        # take back what filled the call, and read the logits
         if padding:
             self.cut(self._padding)
         shape = int(keep.sum()), self._model.vocabulary

@@ -31,15 +31,14 @@ ERROR_LEVEL = 4
 """The level of errors in the messages of llama.cpp (``GGML_LOG_LEVEL_ERROR``)."""
 
 PACKAGES = (PACKAGE.name, "llama-cpp-python")
-"""The packages with llama.cpp. Members use the first one that is installed. pip compiles the
-second."""
+"""The packages with llama.cpp, the first of which is used. pip compiles the second."""
 
 _collected = threading.local()
 _callbacks: list[Any] = []
 
 
 def find_library() -> tuple[str, str]:
-    """Return the name and the version of the package whose llama.cpp members use.
+    """Return the name and version of the package with llama.cpp.
 
     Raises:
         MissingDependencyError: no such package is installed.
@@ -89,8 +88,8 @@ class Settings:
     """The settings of a model that decide which native code runs.
 
     Attributes:
-        reorder: whether llama.cpp may store weights in the order that its fastest kernels need.
-            Some of these kernels round in other ways for one token than for several.
+        reorder: whether llama.cpp may store weights in the order that its fastest kernels need,
+            some of which round in other ways for one token than for several.
         gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
         flash_attention: whether to use flash attention; None to let llama.cpp decide.
         cache_type: type of keys and values, such as ``"f16"``.

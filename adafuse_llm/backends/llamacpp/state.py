@@ -1,11 +1,9 @@
 """The state of a request at a GGUF member: which sequences of the cache hold its tree.
 
-A request has one sequence for its committed tokens (the trunk), and one for each tip, which is a
-cached node without cached children. A node belongs to the sequences of all tips below it, so all
-of them share its cell.
-
-Cached nodes can be dropped at any time, because `LlamaState.plan` evaluates them again if a new
-node needs them. So a request can lose its tips when the cache has no room.
+A request has one sequence for its committed tokens (the trunk), and one for every tip, which is a
+cached node without cached children. A node belongs to the sequences of all tips below it, which
+share its cell. Cached nodes can be dropped at any time, because `LlamaState.plan` evaluates them
+again if a new node needs them.
 """
 
 from __future__ import annotations
@@ -93,14 +91,15 @@ class LlamaState(RequestLogits):
     ) -> None:
         """Choose the sequences of `node`, whose parent is cached, and of all nodes below it."""
         order = [node]
-        for each in order:
-            order += children.get(each, ())
+        for above in order:
+            order += children.get(above, ())
         parent = node.parent
         assert parent is not None
         source = self.trunk  # has the parent
         if parent is not self._root:
             source = next(s for tip, s in self.tips.items() if parent in _upwards(tip))
-        for tip in (each for each in order if each not in children):
+        # every new tip has a sequence, which runs through all nodes above it
+        for tip in (below for below in order if below not in children):
             if parent in self.tips:  # the first new tip takes over the parent's sequence
                 sequence = self.tips.pop(parent)
             else:

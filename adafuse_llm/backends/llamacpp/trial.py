@@ -68,6 +68,7 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
     verdict = _verdict(facts, wanted)
     with suppress(OSError):
         return replace(wanted, reorder=verdict.read_text() == str(True))
+    # try the wanted settings, and then slower kernels
     settings = wanted
     try:
         problem = _problem(facts, wanted)
@@ -91,6 +92,7 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
             first,
             verdict,
         )
+    # remember what has worked
     with suppress(OSError):
         verdict.parent.mkdir(parents=True, exist_ok=True)
         verdict.write_text(str(settings.reorder))
@@ -162,6 +164,7 @@ def load(path: Path, label: str, settings: Settings) -> tuple[Model, LlamaVocabu
 
 def _check(model: Model) -> None:
     """Compare the logits of a tree of tokens with those of the same tokens in a sequence."""
+    # a tree with two branches, and one of them as a sequence of its own
     first, second, third, fourth = (n * (model.vocabulary - 1) // 3 for n in range(4))
     tree = [
         Entry(first, 0, [0, 1], False),

@@ -76,7 +76,7 @@ def drawn(
 def draw_one(
     logits: Sequence[float], codes: Sequence[int], draw: Draw, word_ends: Sequence[int] = ()
 ) -> int:
-    """Return the index of the token that one node draws.
+    """Return the index of the token that one node draws, as `drawn` does.
 
     Args:
         logits: log-probabilities of the tokens that can follow, up to a constant.
@@ -220,10 +220,7 @@ def _signed(value: int) -> int:
 
 
 def noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return Gumbel noise from hashes of texts, XOR hashes of the tokens after them.
-
-    The hashes have the form of `signed`. The function overwrites them.
-    """
+    """Return Gumbel noise from hashes of texts, XOR hashes of the tokens after them (`signed`)."""
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
 

@@ -21,8 +21,7 @@ TIMEOUT: Final = httpx.Timeout(300.0, connect=10.0)
 and to connect."""
 
 PATIENCE_SECONDS: Final = 300.0
-"""Seconds for which calls are repeated after a server has stopped answering. A server needs minutes
-to load a large model again."""
+"""Seconds for which calls are repeated, because a server needs minutes to load a large model."""
 
 FIRST_DELAY, LAST_DELAY = 0.1, 2.0
 """Seconds between two attempts, which double from the first to the last number."""
@@ -38,18 +37,12 @@ _TURNS: dict[str, threading.Lock] = {}
 
 
 class Connection:
-    """The connections to one server. Any thread can use them.
+    """The connections to one server, whose address has no ``/v1``. Any thread can use them.
 
-    All calls are idempotent: a call that failed is repeated until the server answers again.
-
-    Args:
-        member: the member's name, for errors.
-        url: address of the server, without ``/v1``.
-        api_key: key for the server, or None.
-        key_source: name of the environment variable with the key, for errors.
+    All calls are idempotent: a call that failed is repeated until the server answers again. Errors
+    have the names of the member and of the environment variable with the key.
 
     Attributes:
-        url: the address.
         losses: number of times that the server has stopped answering.
         problem: why the last call had no answer; "" if it had one.
         turn: a lock that members of this process on the same server share. They hold it during
