@@ -72,7 +72,7 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
     return member
 
 
-def load_gguf_text(spec: GGUFMember) -> LlamaVocabulary:
+def load_gguf_vocabulary(spec: GGUFMember) -> LlamaVocabulary:
     """Load the tokens of a GGUF model, without its weights. The errors are those of `load_gguf`."""
     from adafuse_llm.backends.llamacpp.library import Settings
     from adafuse_llm.backends.llamacpp.trial import try_file

@@ -127,7 +127,7 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
         )
 
 
-def load_tokenizer(
+def load_vocabulary(
     source: str, label: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> HuggingFaceVocabulary:
     """Load a tokenizer from a folder or hub id. Errors name the member as `label`.
@@ -140,12 +140,12 @@ def load_tokenizer(
     from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 
     try:
-        text = HuggingFaceVocabulary(
+        vocabulary = HuggingFaceVocabulary(
             AutoTokenizer.from_pretrained(
                 source, revision=revision, trust_remote_code=trust_remote_code
             )
         )
-        if not text.codec.encode_continuation((), "a b")[0]:
+        if not vocabulary.codec.encode_continuation((), "a b")[0]:
             raise ValueError("it produces no tokens from a text")
     except Exception as error:  # a tokenizer may raise any exception
         raise LoadError(
@@ -153,7 +153,7 @@ def load_tokenizer(
             "the same folder as the weights. A SentencePiece tokenizer.model needs the packages "
             "sentencepiece and protobuf."
         ) from error
-    return text
+    return vocabulary
 
 
 def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
@@ -168,7 +168,7 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
 
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
-    tokenizer = load_tokenizer(spec.path, spec.label, **_source(spec)).tokenizer
+    tokenizer = load_vocabulary(spec.path, spec.label, **_source(spec)).tokenizer
     given = spec.quantization_config  # None would replace that of the checkpoint
     quantization = {} if given is None else {"quantization_config": copy.deepcopy(given)}
     with _loading:

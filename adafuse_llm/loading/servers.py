@@ -16,8 +16,8 @@ from adafuse_llm.errors import (
     UnsupportedModelError,
     install_command,
 )
-from adafuse_llm.loading.gguf import load_gguf_text
-from adafuse_llm.loading.huggingface import load_tokenizer
+from adafuse_llm.loading.gguf import load_gguf_vocabulary
+from adafuse_llm.loading.huggingface import load_vocabulary
 from adafuse_llm.loading.specs import GGUFMember, ServerMember
 from adafuse_llm.tree.adjustment import changes_of
 
@@ -66,11 +66,11 @@ def load_server(spec: ServerMember) -> ServerBackend:
     server = Connection(name, url, _key(spec), spec.api_key_env)
     try:
         api, facts = _ask(server, spec)
-        text, ends, config = _load_text(spec, facts)
-        _check_tokens(text, server, api, facts, spec.label)
+        vocabulary, ends, config = _load_vocabulary(spec, facts)
+        _check_tokens(vocabulary, server, api, facts, spec.label)
         if facts.parameters is None and config is not None:
             facts = replace(facts, parameters=_parameters(config))
-        return ServerBackend(name, text, end_ids=ends, server=server, api=api, facts=facts)
+        return ServerBackend(name, vocabulary, end_ids=ends, server=server, api=api, facts=facts)
     except BaseException as error:
         server.close()
         if isinstance(error, MemberError):
@@ -121,20 +121,20 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
         raise server.error(f"its answers are not those of {kind}") from error
 
 
-def _load_text(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
+def _load_vocabulary(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
     """Return a vocabulary, the ids that end a response, and the model's config if it has one."""
     source = spec.tokenizer or facts.source or facts.model
     try:
         if source.lower().endswith(".gguf"):
-            text = load_gguf_text(GGUFMember(source, name=spec.name))
-            return text, text.end_ids, None
-        tokenizer = load_tokenizer(source, spec.label, revision=spec.revision)
+            stored = load_gguf_vocabulary(GGUFMember(source, name=spec.name))
+            return stored, stored.end_ids, None
+        vocabulary = load_vocabulary(source, spec.label, revision=spec.revision)
     except LoadError as error:
         if spec.tokenizer:
             raise
         hint = "Pass the folder, hub id or GGUF file of the model's tokenizer: tokenizer=..."
         raise type(error)(f"{str(error).rstrip('.')}. {hint}") from error
-    return tokenizer, *_read_configs(spec, source, tokenizer.tokenizer)
+    return vocabulary, *_read_configs(spec, source, vocabulary.tokenizer)
 
 
 def _read_configs(
@@ -180,10 +180,10 @@ def _parameters(config: Any) -> int | None:
 
 
 def _check_tokens(
-    text: Any, server: Connection, api: ServerApi, facts: ServerFacts, label: str
+    vocabulary: Any, server: Connection, api: ServerApi, facts: ServerFacts, label: str
 ) -> None:
     for probe in PROBES:
-        own = [int(t) for t in text.tokenizer.encode(probe, add_special_tokens=False)]
+        own = [int(t) for t in vocabulary.tokenizer.encode(probe, add_special_tokens=False)]
         other = api.tokenize(server, facts.model, probe)
         if other is None:
             logger.warning(

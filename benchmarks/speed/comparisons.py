@@ -112,7 +112,7 @@ class LlamaCpp:
             assert not self._library.llama_decode(self._context, self._batch)
             length += len(rest)
             logits = self._library.llama_get_logits(self._context)
-            rest = [int(np.ctypeslib.as_array(logits, (self._model.vocabulary,)).argmax())]
+            rest = [int(np.ctypeslib.as_array(logits, (self._model.vocabulary_size,)).argmax())]
             if rest[0] in self._backend.end_ids:
                 break
             tokens += rest

@@ -109,7 +109,7 @@ class GgufMember(CachedMember):
 
     @property
     def vocabulary(self) -> int:
-        return int(self.model._model.vocabulary)
+        return int(self.model._model.vocabulary_size)
 
     def _next(self, ids: list[int]) -> Any:
         from adafuse_llm.backends.llamacpp.context import REPEATABLE_TOKENS, CacheFullError, Entry

@@ -82,9 +82,9 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         self.tokenizer = tokenizer
         self._decoder = Decoder(model)
         ends = eos_ids((getattr(model, "generation_config", None), model.config, tokenizer))
-        end_ids = frozenset(token for token in ends if 0 <= token < self._decoder.vocabulary)
-        device = self._decoder.device
-        self._set_up(HuggingFaceVocabulary(tokenizer), end_ids, self._decoder.vocabulary, device)
+        size, device = self._decoder.vocabulary_size, self._decoder.device
+        end_ids = frozenset(token for token in ends if 0 <= token < size)
+        self._set_up(HuggingFaceVocabulary(tokenizer), end_ids, size, device)
         self.context_window = context_window(model.config.get_text_config(decoder=True).to_dict())
         self.own_adjustment = own_adjustment(model, self.end_ids)
         self.ignored_settings = ignored_settings(model)

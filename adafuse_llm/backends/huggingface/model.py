@@ -19,13 +19,13 @@ class Decoder:
     """The forward pass of a model, on inputs on `device`, without any state of requests.
 
     Attributes:
-        vocabulary: number of the model's logits.
+        vocabulary_size: number of the model's logits.
         cache_name: name of the model's cache among its arguments and in its output, or None.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded weights: accelerate moves the inputs
             self.device = torch.device("cpu")
@@ -57,7 +57,7 @@ class Decoder:
         Returns:
             The logits, [len(keep), v], in at least float32; and the model's cache.
         """
-        check_tokens(tokens, self.vocabulary)
+        check_tokens(tokens, self.vocabulary_size)
         name = self.cache_name or "past_key_values"
         inputs: dict[str, Any] = {
             "input_ids": to_device(torch.tensor([list(tokens)]), self.device),

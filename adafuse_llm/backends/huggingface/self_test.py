@@ -64,11 +64,11 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
 
 
 def _prompts(decoder: Decoder) -> list[list[int]]:
-    return [[(7 * i + size) % decoder.vocabulary for i in range(size)] for size in PROMPTS]
+    return [[(7 * i + size) % decoder.vocabulary_size for i in range(size)] for size in PROMPTS]
 
 
 def _branch(number: int, decoder: Decoder) -> list[int]:
-    return [(11 * number + step) % decoder.vocabulary for step in range(DEPTH)]
+    return [(11 * number + step) % decoder.vocabulary_size for step in range(DEPTH)]
 
 
 def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
@@ -114,7 +114,7 @@ def _tolerance(decoder: Decoder) -> float:
     if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
         return TOLERANCE[model.dtype]
     tokens, other = (
-        [(step * i + first) % decoder.vocabulary for i in range(max(PROMPTS) + DEPTH)]
+        [(step * i + first) % decoder.vocabulary_size for i in range(max(PROMPTS) + DEPTH)]
         for step, first in ((7, 3), (5, 11))
     )
     parts = torch.cat([decoder.plain(tokens[: end + 1]) for end in range(len(tokens))])

@@ -68,7 +68,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         InvalidOptionError: an option is not valid.
     """
 
-    _text: LlamaVocabulary
+    _vocabulary: LlamaVocabulary
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
         settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
-        self._model, text = load(self.path, label, settings)
+        self._model, vocabulary = load(self.path, label, settings)
         if not self._model.on_gpu:
             self.token_cost = 0.2 if facts.file_type in FLOATS else 1.0
         self._repeatable = repeatable
@@ -102,7 +102,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 "leave out repeatable"
             )
         # tokens that end a response
-        known = text.tokenizer.get_vocab() if end_tokens else {}
+        known = vocabulary.tokenizer.get_vocab() if end_tokens else {}
         if others := [token for token in end_tokens if token not in known]:
             raise InvalidOptionError(
                 f"{label}: end_tokens must be spellings of tokens of the file; {others[0]!r} is "
@@ -155,7 +155,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             self._running.clear()
             self._kept.clear()
             self._context.close()
-            self._text.close()
+            self._vocabulary.close()
             self._model.close()
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[LlamaState] = ()) -> list[bool]:

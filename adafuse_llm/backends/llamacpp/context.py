@@ -160,7 +160,7 @@ class Context:
         # take back what filled the call, and read the logits
         if padding:
             self.cut(self._padding)
-        shape = int(keep.sum()), self._model.vocabulary
+        shape = int(keep.sum()), self._model.vocabulary_size
         if not shape[0]:
             return np.empty(shape, dtype=np.float32)
         logits = self._library.llama_get_logits(self._pointer)

@@ -109,7 +109,7 @@ class Model:
     Attributes:
         label: names the member in errors.
         pointer: the ``llama_model_p``, which is valid until `close`.
-        vocabulary: number of tokens in the vocabulary, and of logits.
+        vocabulary_size: number of tokens in the vocabulary, and of logits.
         on_gpu: whether layers run on a GPU.
 
     Raises:
@@ -136,7 +136,7 @@ class Model:
         self.path, self.label, self.settings, self.pointer = path, label, settings, int(pointer)
         self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
         self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
-        self.vocabulary = int(
+        self.vocabulary_size = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
         if not settings.vocabulary_only:

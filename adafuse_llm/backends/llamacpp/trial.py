@@ -156,16 +156,16 @@ def load(path: Path, label: str, settings: Settings) -> tuple[Model, LlamaVocabu
         UnsupportedModelError: the model cannot be a member.
     """
     model = Model(path, label, settings)
-    text = LlamaVocabulary(model)
+    vocabulary = LlamaVocabulary(model)
     if not settings.vocabulary_only:
         _check(model)
-    return model, text
+    return model, vocabulary
 
 
 def _check(model: Model) -> None:
     """Compare the logits of a tree of tokens with those of the same tokens in a sequence."""
     # a tree with two branches, and one of them as a sequence of its own
-    first, second, third, fourth = (n * (model.vocabulary - 1) // 3 for n in range(4))
+    first, second, third, fourth = (n * (model.vocabulary_size - 1) // 3 for n in range(4))
     tree = [
         Entry(first, 0, [0, 1], False),
         Entry(second, 1, [0, 1], True),

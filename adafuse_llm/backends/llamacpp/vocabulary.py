@@ -81,7 +81,7 @@ class LlamaTokenizer:
                 "text. Pass another GGUF file, or the transformers model."
             )
         self._entries = read_entries(model.path)
-        ids = range(model.vocabulary)
+        ids = range(model.vocabulary_size)
         self.pieces = list(self._read_pieces(ids))
         self._attributes = [self._library.llama_vocab_get_attr(self._vocabulary, i) for i in ids]
         self._check_bytes()

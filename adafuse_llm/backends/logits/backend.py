@@ -45,7 +45,7 @@ class LogitsBackend(Backend, Generic[S]):
 
     Attributes:
         vocabulary_size: number of the model's logits.
-        _text: the member's tokens.
+        _vocabulary: the member's tokens.
         _running: the states of requests whose cached tokens others may reuse.
         _pieces: number of tokens in a piece of a prompt, while a request writes its response and
             while none does. The second number also limits the piece for several prompts.
@@ -58,29 +58,29 @@ class LogitsBackend(Backend, Generic[S]):
 
     def _set_up(
         self,
-        text: Vocabulary,
+        vocabulary: Vocabulary,
         end_ids: frozenset[int],
-        vocabulary: int,
+        size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._text = text
-        self.codec = text.codec
+        self._vocabulary = vocabulary
+        self.codec = vocabulary.codec
         self.end_ids = end_ids
-        self.vocabulary_size = vocabulary
-        self._tokens = TokenTable(text, end_ids, vocabulary, device)
+        self.vocabulary_size = size
+        self._tokens = TokenTable(vocabulary, end_ids, size, device)
         self._lock = threading.Lock()
         self._running: weakref.WeakSet[S] = weakref.WeakSet()
 
     @property
     def token_texts(self) -> Sequence[str]:
-        return self._text.token_texts
+        return self._vocabulary.token_texts
 
     @property
     def follows_grammars(self) -> bool:
-        return self._text.follows_grammars
+        return self._vocabulary.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        return self._text.grammar_tokenizer(self.vocabulary_size, self.end_ids)
+        return self._vocabulary.grammar_tokenizer(self.vocabulary_size, self.end_ids)
 
     @torch.inference_mode()
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:

@@ -29,13 +29,13 @@ class TokenTable:
 
     def __init__(
         self,
-        text: Vocabulary,
+        vocabulary: Vocabulary,
         end_ids: Collection[int],
         size: int,
         device: torch.device | str = "cpu",
     ) -> None:
         self._end_ids = frozenset(end_ids)
-        self._text = text
+        self._vocabulary = vocabulary
         self._size = size
         self._device = device
         self.ends = torch.tensor(sorted(end_ids), device=device).long()
@@ -43,13 +43,13 @@ class TokenTable:
     @cached_property
     def codes(self) -> torch.Tensor:
         """Hashes of the tokens, [v], as `drawn` takes them."""
-        codes = token_codes(self._text.token_texts, self._end_ids, self._size)
+        codes = token_codes(self._vocabulary.token_texts, self._end_ids, self._size)
         return signed(codes).to(self._device)
 
     @cached_property
     def word_ends(self) -> torch.Tensor:
         """Ids of the tokens that begin with whitespace or end the sequence."""
-        spaces = {at for at, text in enumerate(self._text.token_texts) if text[:1].isspace()}
+        spaces = {at for at, text in enumerate(self._vocabulary.token_texts) if text[:1].isspace()}
         known = sorted(each for each in self._end_ids | spaces if each < self._size)
         return torch.tensor(known, device=self._device).long()
 

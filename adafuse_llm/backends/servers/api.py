@@ -54,7 +54,7 @@ class ServerFacts:
         version: name and version of the server.
         window: maximum number of tokens of a prompt, for which one more token is generated.
         listed_limit: maximum number of likeliest tokens, at most `WANTED_TOP`.
-        vocabulary, parameters: numbers of tokens and of weights; None if they are not known.
+        vocabulary_size, parameters: numbers of tokens and of weights; None if they are not known.
         limits_tokens: whether the server returns `Prompt.ends`.
         drawn: token that llama-server draws in every call.
     """
@@ -64,7 +64,7 @@ class ServerFacts:
     version: str
     window: int | None
     listed_limit: int
-    vocabulary: int | None = None
+    vocabulary_size: int | None = None
     parameters: int | None = None
     limits_tokens: bool = True
     drawn: int = 0

@@ -49,7 +49,7 @@ class ServerBackend(Backend):
 
     Args:
         name: the member's name.
-        text: the member's tokenizer, which stays in this process.
+        vocabulary: the member's tokens, which stay in this process.
         end_ids: ids of the tokens that end a response.
         server: the connection. The member closes it.
         api: the API of the server.
@@ -64,7 +64,7 @@ class ServerBackend(Backend):
     def __init__(
         self,
         name: str,
-        text: Vocabulary,
+        vocabulary: Vocabulary,
         *,
         end_ids: frozenset[int],
         server: Connection,
@@ -73,8 +73,8 @@ class ServerBackend(Backend):
     ) -> None:
         self.name = name
         self.facts = facts
-        self._text = text
-        self.codec = text.codec
+        self._vocabulary = vocabulary
+        self.codec = vocabulary.codec
         self.end_ids = end_ids
         self.context_window = facts.window
         self.listed_limit = facts.listed_limit
@@ -82,7 +82,7 @@ class ServerBackend(Backend):
         self.device = f"server {server.url}"
         self._server = server
         self._api = api
-        self._probe_ids = tuple(text.codec.encode_prompt(PROBE)[: facts.window])
+        self._probe_ids = tuple(vocabulary.codec.encode_prompt(PROBE)[: facts.window])
         probe = self._probe()
         self._ask([probe])
         self._fingerprint = probe.listed
@@ -188,7 +188,7 @@ class ServerBackend(Backend):
     def _find_word_ends(self) -> bool | None:
         """Return whether the server tells ends of words, or None after an error that may pass."""
         # the tokens that end a word and are asked for by their ids
-        texts = self._text.token_texts or ()
+        texts = self._vocabulary.token_texts or ()
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         permitted = [token for token in sorted(spaces) if texts[token][0].isascii()]
         others = [token for token, text in enumerate(texts) if text and token not in spaces]

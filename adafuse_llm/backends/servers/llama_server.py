@@ -64,7 +64,7 @@ class LlamaServerApi(ServerApi):
             version=f"llama-server {props.get('build_info', 'of unknown build')}",
             window=None if not length else length - 1,
             listed_limit=WANTED_TOP,
-            vocabulary=(entry.get("meta") or {}).get("n_vocab"),
+            vocabulary_size=(entry.get("meta") or {}).get("n_vocab"),
             parameters=(entry.get("meta") or {}).get("n_params"),
             limits_tokens=False,
             drawn=drawn,
@@ -89,7 +89,8 @@ class LlamaServerApi(ServerApi):
             prompt.logprobs = unbiased(chances, biases, prompt.listed) | prompt.listed
         lacking = [prompt for prompt in asking if prompt.given - prompt.logprobs.keys()]
         if lacking:
-            answers = server.post(PATH, _listing(lacking, facts.vocabulary or WHOLE, facts.drawn))
+            top = facts.vocabulary_size or WHOLE
+            answers = server.post(PATH, _listing(lacking, top, facts.drawn))
             for prompt, answer in zip(lacking, _ordered(answers), strict=True):
                 prompt.logprobs = dict.fromkeys(prompt.given, -math.inf) | _listed(answer)
 

@@ -74,7 +74,8 @@ def test_an_end_token_that_a_header_lacks_is_told_and_not_guessed(tmp_path: Path
 
 def test_a_header_without_the_rules_of_its_tokenizer_is_told(tmp_path: Path, caplog) -> None:
     entries = ("tokenizer.ggml.pre", "tokenizer.ggml.token_type")
-    load_gguf_text(GGUFMember(str(rewrite_gguf(wren(), tmp_path / "m.gguf", without=entries))))
+    path = rewrite_gguf(wren(), tmp_path / "m.gguf", without=entries)
+    load_gguf_vocabulary(GGUFMember(str(path)))
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     for entry, message in zip(entries, told, strict=True):
