@@ -215,6 +215,7 @@ class _Bench:
                     trees[at] = self.begin()
                 elif action < 0.35:
                     tree.commit(self.chance.choice(nodes[1:] or nodes))
+            # ask twice: the second time, everything is known
             queries = [self.query(tree, **ways) for tree in self.chance.sample(trees, 2)]
             if fails:
                 self._fail(queries)

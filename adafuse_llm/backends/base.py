@@ -80,7 +80,7 @@ class Backend(ABC):
     """One member of an ensemble. A subclass sets `name`, `codec` and `end_ids`, and has `evaluate`.
 
     - `evaluate` answers queries about nodes of token trees.
-    - `read_piece` reads a piece of long prompts, so that other requests need not wait for all.
+    - `read_piece` reads a piece of long prompts, between the queries of other requests.
     - `release` forgets a request, and `close` frees everything.
     - `cache_bytes` and `free_bytes` tell how many requests fit into the memory.
     - `token_texts`, `has_word_ends`, `grammar_tokenizer` and `distribution` tell more about the
@@ -266,8 +266,9 @@ class Backend(ABC):
 
     def _read_vocabulary(self) -> GrammarVocabulary | str:
         if not self.follows_grammars:
-            is_far = self.is_remote
-            return "it runs on a server" if is_far else "the bytes of its tokens are unknown"
+            if self.is_remote:
+                return "it runs on a server"
+            return "the bytes of its tokens are unknown"
         try:
             tokenizer, texts = self.grammar_tokenizer(), self.token_texts or ()
             return GrammarVocabulary(self.name, tokenizer, texts, self.end_ids)

@@ -65,9 +65,6 @@ class ConfigFile(AdaFuseConfig):
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     serving: ServerConfig = Field(default_factory=ServerConfig)
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-
     @field_validator("models", mode="before")
     @classmethod
     def _one_model_or_many(cls, models: Any) -> Any:

@@ -243,6 +243,7 @@ def as_spec(
             f"a member must be a folder, a GGUF file, a hub id, the address of a server, or a "
             f"description such as GGUFMember(...); got {short_repr(member)}"
         )
+    # the kind that the address or the files say
     path = settings.get("path")
     if isinstance(path, str) and "://" in path and "url" not in settings:
         settings["url"] = settings.pop("path")
@@ -270,6 +271,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
         raise InvalidInputError(
             f"members need different names; {repeated[0]!r} occurs {given[repeated[0]]} times"
         )
+    # the shortest end of a path that no other member has, with a number if there is none
     ends = [_ends(spec) for spec in specs]
     names: list[str] = []
     for spec, own in zip(specs, ends, strict=True):

@@ -64,6 +64,7 @@ class CacheBudget:
                 lowest, most = free // 2, (free + _sum(running)[place]) // 2
                 self._limits[place] = min(max(self._limits.get(place, 0), lowest), most)
             needs[place] += needed
+        # where it is too much, shorten the response or refuse it
         for place, needed in needs.items():
             if needed > self._limits[place]:
                 if least is not None and limit > least:

@@ -81,7 +81,7 @@ class GGUFFacts:
     weight_bytes: int
 
     def cache_bytes(self, tokens: int, cache_type: str = "f16") -> int:
-        """Return the bytes of the keys and values of some tokens, without sliding windows."""
+        """Return the bytes of the keys and values of some tokens, or more (sliding windows)."""
         return math.ceil(tokens * self.cache_elements * CACHE_TYPES[cache_type])
 
 

@@ -80,6 +80,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         self.model = model
         self.parameters = int(model.num_parameters())
         self.tokenizer = tokenizer
+        # the model's tokens, and what its configurations say
         self._decoder = Decoder(model)
         ends = eos_ids((getattr(model, "generation_config", None), model.config, tokenizer))
         size, device = self._decoder.vocabulary_size, self._decoder.device
@@ -92,6 +93,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         is_quantized = bool(getattr(model, "is_quantized", False))
         if device.type == "cpu":
             self.token_cost = 1.0 if is_quantized else 0.2  # six tokens take 2.1 to 2.3 times
+        # the form, and what finished requests may keep
         self._passes = choose(name, self._decoder, form)
         self.form = self._passes.form
         if self.form == "path":

@@ -47,6 +47,7 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
     except Exception as error:  # a model may raise any exception
         forms = ()
         reasons.append(f"{type(error).__name__}: {error}")
+    # the first form with the expected numbers
     for each in forms:
         try:
             passes = Passes(decoder, each)
@@ -97,6 +98,7 @@ def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
             for node in own:
                 actual[(*state.tree.ids, *state.tree.tokens(node))] = state.rows[node][0]
 
+    # the prompts, then two branches of each, then one more token after a commit
     evaluate([[tree.root] for tree in trees])
     one, two = _branch(1, decoder), _branch(2, decoder)
     tips = [(tree.grow(one[:-1]), tree.grow(two[:-1])) for tree in trees]

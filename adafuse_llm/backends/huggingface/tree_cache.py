@@ -115,7 +115,7 @@ class Piece:
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """Return whether each token sees each row, [n, r], in a window of last tokens or in all."""
+        """Return whether tokens see rows, [n, r], in a window of last tokens or, with None, all."""
         size, rows = len(self.tokens), len(self.positions)
         seen = self.visible
         if seen is None:

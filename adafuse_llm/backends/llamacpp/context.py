@@ -84,6 +84,7 @@ class Context:
         self.free = list(range(MAX_SEQUENCES - (2 if repeatable else 0)))
         self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
         self._least = REPEATABLE_TOKENS[0] if repeatable else 0
+        # create a cache that sequences share
         self._library = library = load_library()
         self._model = model  # it must not be freed before the cache
         params = library.llama_context_default_params()

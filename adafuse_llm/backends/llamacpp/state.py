@@ -118,6 +118,7 @@ class LlamaState(RequestLogits):
         before = self._root
         if not super().follow():
             return False
+        # the trunk takes over the cells up to the new root, and dropped tips give theirs back
         sources = {node: s for tip, s in self.tips.items() for node in _upwards(tip)}
         for node in reversed(list(self.tree.since(before))):
             if node in sources:

@@ -113,6 +113,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return "loading it takes too much time"
+    # how it ended
     code, cause = child.code, child.cause
     if code in (OUT_OF_TIME, OUT_OF_MEMORY):
         last = child.output.strip().rpartition("\n")[2]

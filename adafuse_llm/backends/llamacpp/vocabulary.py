@@ -80,6 +80,7 @@ class LlamaTokenizer:
                 f"{self.name_or_path!r} has no vocabulary with which llama.cpp can encode every "
                 "text. Pass another GGUF file, or the transformers model."
             )
+        # the tokens
         self._entries = read_entries(model.path)
         ids = range(model.vocabulary_size)
         self.pieces = list(self._read_pieces(ids))
@@ -87,6 +88,7 @@ class LlamaTokenizer:
         self._check_bytes()
         self.unk_token_id = next((i for i in ids if self._attributes[i] & UNKNOWN), None)
         self.added_tokens_decoder = self._read_added_tokens()
+        # what chat templates read, and what ends a response
         self.chat_template = chat_templates(self._entries)
         self.special_tokens_map = {
             name: self._spelling(token)
@@ -95,7 +97,8 @@ class LlamaTokenizer:
         }
         ends = {self._named(key) for key in END_KEYS} | {self._reply_end()}
         self.end_ids = frozenset(end for end in ends if end is not None)
-        self._added: dict[bool, re.Pattern[str]] = {}  # of the texts that llama.cpp finds first
+        # the texts that llama.cpp looks for before it splits a text
+        self._added: dict[bool, re.Pattern[str]] = {}
         for parses in (True, False):
             added = self.added_tokens_decoder.items()
             texts = [str(t) for i, t in added if parses or self._attributes[i] & USER_DEFINED]
@@ -104,6 +107,7 @@ class LlamaTokenizer:
         self._closed = False
         self._lock = threading.Lock()
         self._tokenize_short = cached(self._tokenize, CACHED)
+        # what llama.cpp puts before a text
         plain, whole = self._tokenize("a"), self._tokenize("a", add_special=True)
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
         self.prefix_ids = whole[:start]

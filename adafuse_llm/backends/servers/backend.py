@@ -118,6 +118,7 @@ class ServerBackend(Backend):
         for probe in probes:
             self._check_model(probe)
         self._losses = self._server.losses
+        # a request is known once it has results
         results = [self._result(query, prompts, count) for query, count in asked]
         for tree in new:
             tree.state = self.name

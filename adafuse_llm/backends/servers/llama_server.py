@@ -75,6 +75,7 @@ class LlamaServerApi(ServerApi):
         return [int(token) for token in server.post("/tokenize", body)["tokens"]]
 
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
+        # the likeliest tokens as they are, and with biases for given tokens
         asking = [prompt for prompt in prompts if prompt.given]
         biases = _biases(set().union(*(prompt.given for prompt in asking)), facts.drawn)
         top = max(2, *(prompt.top for prompt in prompts)) + len(biases)
@@ -87,6 +88,7 @@ class LlamaServerApi(ServerApi):
         for prompt, answer in zip(asking, *map(_ordered, biased), strict=True):
             chances = _after_biases(answer)
             prompt.logprobs = unbiased(chances, biases, prompt.listed) | prompt.listed
+        # given tokens that are too unlikely for this
         lacking = [prompt for prompt in asking if prompt.given - prompt.logprobs.keys()]
         if lacking:
             top = facts.vocabulary_size or WHOLE

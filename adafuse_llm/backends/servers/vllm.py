@@ -69,6 +69,7 @@ class VllmApi(ServerApi):
                 if -math.inf in listed.values() or len(listed) < prompt.top:
                     raise server.error(MIXED)
                 prompt.listed = listed
+        # the given tokens, and the ends of words
         calls: list[tuple[list[Prompt], dict[str, Any]]] = []
         for group, tokens in _groups(prompts):
             calls.append((group, _giving(facts.model, group, tokens)))
