@@ -80,10 +80,10 @@ def load_gguf_vocabulary(spec: GGUFMember) -> LlamaVocabulary:
 
     facts = find_file(spec)
     try_file(facts, spec.label, Settings(vocabulary_only=True))
-    text = LlamaVocabulary.from_file(facts.files[0])
-    if warning := text.tokenizer.warning():
+    vocabulary = LlamaVocabulary.from_file(facts.files[0])
+    if warning := vocabulary.tokenizer.warning():
         logger.warning("%s: %s", spec.label, warning)
-    return text
+    return vocabulary
 
 
 def _path(spec: GGUFMember) -> Path:

@@ -108,9 +108,9 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 f"{label}: end_tokens must be spellings of tokens of the file; {others[0]!r} is "
                 "none"
             )
-        ends = text.end_ids.union(known[token] for token in end_tokens)
-        self._set_up(text, ends, self._model.vocabulary)
-        self.warning = text.tokenizer.warning()
+        ends = vocabulary.end_ids.union(known[token] for token in end_tokens)
+        self._set_up(vocabulary, ends, self._model.vocabulary_size)
+        self.warning = vocabulary.tokenizer.warning()
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         # the cache, and what finished requests may keep in it
         tokens = self._cache_tokens(facts, context, cache_type)

@@ -9,7 +9,7 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
 from adafuse_llm.backends.gguf.header import read_facts, read_tokens
-from adafuse_llm.loading.gguf import load_gguf_text
+from adafuse_llm.loading.gguf import load_gguf_vocabulary
 from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
 pytestmark = [
@@ -91,7 +91,7 @@ def test_a_marker_of_the_template_that_llama_cpp_splits_is_told(tmp_path: Path, 
         TEMPLATE: str(read_facts(wren()).chat_template).replace(old, f"<b>{new}"),
     }
     for path in (wren(), rewrite_gguf(wren(), tmp_path / "m.gguf", entries=entries)):
-        load_gguf_text(GGUFMember(str(path)))
+        load_gguf_vocabulary(GGUFMember(str(path)))
         load(path).close()
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
