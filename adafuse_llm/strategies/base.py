@@ -1,12 +1,12 @@
-"""The interface between a strategy and the loop that plays rounds."""
+"""What a strategy is to the loop that plays rounds."""
 
 # ruff: noqa: ARG002  default methods ignore their arguments
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
@@ -31,26 +31,23 @@ class StrategyContext:
     drafts: NoDrafts
 
 
-@runtime_checkable
-class Strategy(Protocol):
-    """Interface of a strategy, which chooses the next text of a response.
+class Strategy(ABC):
+    """Chooses the next text of a response. A subclass sets `name`, `options` and `begin`.
 
-    A strategy is immutable, and all requests share it. A subclass may omit `check`, `weights`,
-    `top` and `max_extra_tokens`.
-
-    In every strategy, the candidate with the lowest score wins a round. If two scores are equal,
-    the earlier candidate wins. Each strategy documents its own ``score`` and ``nll``.
+    A strategy is immutable, and all requests share it. In every strategy, the candidate with the
+    lowest score wins a round. If two scores are equal, the earlier candidate wins. A subclass
+    documents its ``score`` and its ``nll``.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name of the strategy, such as ``"adafuse"``."""
-        ...
 
     @property
+    @abstractmethod
     def options(self) -> frozenset[str]:
         """Options of `AdaFuseConfig` that the strategy uses in addition to `ALWAYS_USED`."""
-        ...
 
     def check(self, members: Sequence[Backend]) -> None:
         """Check that the strategy can decode with these members.
@@ -72,9 +69,9 @@ class Strategy(Protocol):
         """Return the largest number of uncommitted tokens that a member evaluates."""
         return 0
 
+    @abstractmethod
     def begin(self, context: StrategyContext) -> PlayRound:
         """Start a request and return the function that plays its rounds."""
-        ...
 
 
 def check_listed(members: Sequence[Backend], top: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -33,7 +33,7 @@ _IMPORT = re.compile(r"[\w.]+:[\w.]+")
 def find_strategy(
     strategy: Strategy | str, members: Sequence[Backend] = (), config: AdaFuseConfig | None = None
 ) -> Strategy:
-    """Return the strategy with a given name. Return a strategy object unchanged.
+    """Return the strategy with a name. Return a `Strategy` object unchanged.
 
     The name ``auto`` stands for the strategy that `choose_strategy` chooses for the members. The
     name ``package.module:object`` imports a strategy, or a class or function that returns it.
@@ -41,14 +41,13 @@ def find_strategy(
     Raises:
         InvalidOptionError: the name is unknown, the import fails, or the object is not a strategy.
     """
-    if not isinstance(strategy, str):
-        if _is_strategy(strategy):
-            return strategy
-    elif strategy == AUTO:
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy == AUTO:
         return choose_strategy(members, config or AdaFuseConfig())
-    elif strategy in NAMED:
+    if isinstance(strategy, str) and strategy in NAMED:
         return NAMED[strategy]()
-    elif _IMPORT.fullmatch(strategy):
+    if isinstance(strategy, str) and _IMPORT.fullmatch(strategy):
         return _imported(strategy)
     names = (AUTO, *NAMED)
     raise InvalidOptionError(
@@ -58,24 +57,17 @@ def find_strategy(
     )
 
 
-def _is_strategy(found: object) -> bool:
-    return isinstance(found, Strategy) and not isinstance(found, type)
-
-
 def _imported(place: str) -> Strategy:
-    """Import a strategy, or a class or function that returns it, from ``package.module:object``."""
-    module, _, path = place.partition(":")
     try:
-        found: object = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-        made = found() if callable(found) and not _is_strategy(found) else found
+        made: object = pkgutil.resolve_name(place)
+        if callable(made) and not isinstance(made, Strategy):
+            made = made()
     except Exception as error:
         raise InvalidOptionError(
             f"strategy {place!r} cannot be imported or created ({type(error).__name__}: {error}). "
             "Python must find the module: install its package, or name its folder in PYTHONPATH."
         ) from error
-    if isinstance(made, Strategy) and _is_strategy(made):
+    if isinstance(made, Strategy):
         return made
     raise InvalidOptionError(
         f"strategy {place!r} must be a Strategy object, or a class or function that returns one; "
