@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.checks import check_listed
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.member import MemberState, naming_member
 from adafuse_llm.decoding.permits import Form
@@ -19,7 +20,6 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.grammar.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarState
 from adafuse_llm.request import Checked
-from adafuse_llm.strategies.base import check_listed
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.reply_start import mixed_reasoning, start_replies

@@ -1,4 +1,4 @@
-"""Check what a backend returns."""
+"""Check what a backend can list, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,28 @@ import operator
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from adafuse_llm.backends.base import Query, QueryResult
-from adafuse_llm.errors import MemberError
+from adafuse_llm.backends.base import Backend, Query, QueryResult
+from adafuse_llm.errors import InvalidOptionError, MemberError
 from adafuse_llm.tree.tokens import Next, Node
 
 ROUNDING = 0.01
 """Amount by which rounding errors may raise a log-probability above 0."""
+
+
+def check_listed(members: Sequence[Backend], top: int) -> None:
+    """Check that members list as many likeliest tokens as a request needs.
+
+    Raises:
+        InvalidOptionError: a member lists fewer.
+    """
+    for member in members:
+        if member.listed_limit is not None and member.listed_limit < top:
+            raise InvalidOptionError(
+                f"the request needs the {top} likeliest tokens, but member {member.name!r} lists "
+                f"{member.listed_limit} at most. Raise the limit of its server (vLLM: "
+                f"--max-logprobs {top}), lower branching_factor or top_logprobs, or leave the "
+                "member out with use=[...]."
+            )
 
 
 def check_results(

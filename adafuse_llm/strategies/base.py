@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
+from adafuse_llm.config import ADJUSTMENTS, CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.decoding.rounds import PlayRound
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.errors import InvalidOptionError, short_repr
 
 
 @dataclass(frozen=True)
@@ -74,38 +74,6 @@ class Strategy(ABC):
         """Start a request and return the function that plays its rounds."""
 
 
-def check_listed(members: Sequence[Backend], top: int) -> None:
-    """Check that members list as many likeliest tokens as a request needs.
-
-    Raises:
-        InvalidOptionError: a member lists fewer.
-    """
-    for member in members:
-        if member.listed_limit is not None and member.listed_limit < top:
-            raise InvalidOptionError(
-                f"the request needs the {top} likeliest tokens, but member {member.name!r} lists "
-                f"{member.listed_limit} at most. Raise the limit of its server (vLLM: "
-                f"--max-logprobs {top}), lower branching_factor or top_logprobs, or leave the "
-                "member out with use=[...]."
-            )
-
-
-def check_word_ends(strategy: str, members: Sequence[Backend]) -> None:
-    """Check that members tell how likely a word ends.
-
-    Raises:
-        InvalidInputError: a member does not.
-    """
-    for member in members:
-        if not member.has_word_ends():
-            raise InvalidInputError(
-                f"strategy {strategy!r} needs to know how likely a word ends, but "
-                f"member {member.name!r} does not know it. Servers of vLLM and SGLang do if their "
-                "structured outputs work; llama-server does not. Leave the member out with "
-                "use=[...], or choose another strategy, such as 'adafuse'."
-            )
-
-
 ALWAYS_USED = frozenset(
     {
         "max_new_tokens",
@@ -122,6 +90,9 @@ ALWAYS_USED = frozenset(
 """Options that apply to every strategy. The engine, the loop of rounds and the members handle
 them."""
 
+OF_WORDS = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
+"""Options of strategies whose members write words."""
+
 
 def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
     """Check that the strategy uses every option that differs from its default.
@@ -131,10 +102,10 @@ def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
     """
     used = ALWAYS_USED | strategy.options
     for name, field in AdaFuseConfig.model_fields.items():
-        given = getattr(config, name)
-        if name not in used and given != field.default:
+        value = getattr(config, name)
+        if name not in used and value != field.default:
             raise InvalidOptionError(
                 f"option {name!r}: strategy {strategy.name!r} does not use it; "
-                f"got {short_repr(given)}. The strategy uses {', '.join(sorted(used))}. Leave the "
+                f"got {short_repr(value)}. The strategy uses {', '.join(sorted(used))}. Leave the "
                 "option out, or choose a strategy that uses it."
             )
