@@ -1,32 +1,22 @@
 """Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
-Drafts are additional nodes that a pass evaluates because the algorithm will probably need them
-later. If the algorithm needs a draft, it does not need another pass for it. If not, the pass has
-processed a few tokens too many. Drafts never change a result. Passes that the algorithm makes
-anyway carry three kinds of drafts:
+If the algorithm needs a draft later, it saves a pass. If not, a pass has processed a few tokens too
+many. Drafts never change a result. `Drafts.wrap` adds three kinds to the queries of a request, and
+neither the algorithm nor its members know of them:
 
-* Spans that other members proposed in this round. The member must score these spans anyway. If the
-  member would propose the same span, its proposal needs no further pass.
-* Nodes after a candidate that is likely to win: the tokens that would begin the member's next
-  proposal.
-* Tokens that followed an earlier occurrence of the last few tokens (`Lookup`), because answers
-  often quote earlier text.
+* Spans that other members proposed in this round. The member must score them anyway. If it would
+  propose the same span, its proposal needs no further pass.
+* Tokens that would begin the member's next proposal, after a candidate that is likely to win.
+* Tokens that followed the last few tokens earlier (`Lookup`), because answers often quote.
 
-A member drafts the last two kinds while it has processed at most 2 + B tokens per committed token,
-and never if further tokens of a pass are expensive (`Backend.token_cost`).
-
-`Drafts.wrap` adds the drafts to the queries of a request, between the algorithm and the driver.
-The algorithm and its members know nothing of them.
-
-A strategy in which one member writes most words has other drafts: `Drafts.propose_lead` lets a
-smaller member write a few tokens, which the larger one reads in its next pass (speculative
-decoding, Leviathan et al., arXiv 2211.17192).
+Where one member writes most words, `Drafts.propose_lead` lets a smaller member write a few tokens,
+which the larger one reads in its next pass (speculative decoding, Leviathan et al., arXiv
+2211.17192).
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
@@ -34,7 +24,7 @@ from typing import TypeAlias, TypeVar
 from typing_extensions import override
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Ask, MemberQuery, MemberState, Steps, in_lockstep
+from adafuse_llm.decoding.member import Ask, MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
@@ -72,12 +62,7 @@ MAX_COMPARED = 16
 
 
 class Lookup:
-    """Finds the last tokens of a member in earlier text, and copies what followed.
-
-    Earlier text is the prompt and the answer. The last place of the last two tokens counts, or else
-    that of the last token. A longer match lets more tokens be copied, half as many as are equal,
-    because a longer quotation goes on more often.
-    """
+    """Finds the last tokens of a member earlier in prompt or answer, and copies what followed."""
 
     def __init__(self) -> None:
         self._read = 0
@@ -85,6 +70,7 @@ class Lookup:
 
     def after(self, member: MemberState, node: Node) -> list[Node]:
         """Return nodes that may follow `node`, parents before children."""
+        # index the new committed tokens, so that the last place of a pair or a token counts
         ids = member.tree.ids
         for end in range(self._read, len(ids)):
             for size in (1, 2):
@@ -94,6 +80,7 @@ class Lookup:
         place = self._places.get(last[-2:]) or self._places.get(last[-1:])
         if place is None:
             return []
+        # a longer quotation goes on more often, so half as many tokens are copied as are equal
         most = min(len(last), place)
         equal = next((n for n in range(most) if ids[place - 1 - n] != last[-1 - n]), most)
         copied: list[Node] = []
@@ -108,8 +95,7 @@ class Lookup:
 class Drafter:
     """A member that drafts for a larger one, the reader, and how well it has done so lately.
 
-    Attributes:
-        cost: cost of its tokens relative to those of `reader`; infinite if it cannot draft.
+    The `cost` of its tokens is relative to those of the reader, and infinite if it cannot draft.
     """
 
     def __init__(self, member: MemberState, reader: MemberState) -> None:
@@ -120,15 +106,15 @@ class Drafter:
         self._rate = START_RATE
 
     def plan(self) -> tuple[float, int]:
-        """Return the best number of tokens to draft, after the cost that it should lead to.
+        """Return the cost of a token with the best number of drafted tokens, and this number.
 
-        The cost of a token is a share of a pass of the larger member over one token. With n
-        drafted tokens, of which each is right with probability r if those before it are, a pass
-        yields 1 + r + ... + r^n tokens.
+        The cost is a share of a pass of the larger member over one token.
         """
-        each = self.cost + self._reader.backend.token_cost
+        # with n drafts, of which each is right with probability r if those before it are, a pass
+        # yields 1 + r + ... + r^n tokens
+        cost = self.cost + self._reader.backend.token_cost
         costs = [
-            ((1 + count * each) / math.fsum(self._rate**n for n in range(count + 1)), count)
+            ((1 + count * cost) / math.fsum(self._rate**n for n in range(count + 1)), count)
             for count in range(1, MAX_DRAFT + 1)
         ]
         return min(costs) if min(costs)[0] <= WORTH_IT else (1.0, 0)
@@ -139,10 +125,10 @@ class Drafter:
             return []
         member, reader = self.member, self._reader
         text = reader.text(start)
-        found = member.encode(text)
-        if found is None or not found[1]:
+        encoded = member.encode(text)
+        if encoded is None or not encoded[1]:
             return []
-        node = found[0]
+        node, _ = encoded
         for _ in range(count):
             if member.is_full(node) or not member.permits.permitted([node]):
                 break
@@ -150,19 +136,15 @@ class Drafter:
             if (token := member.next(node).chosen) in member.end_ids:
                 break
             node = member.tree.child(node, token)
-        found = reader.encode(added(text, member.text(node)), start)
-        if found is None:
+        # the larger member reads the new text in its own tokens
+        encoded = reader.encode(added(text, member.text(node)), start)
+        if encoded is None:
             return []
-        end, limit = found[0], _limit(reader)
-        nodes = reader.tree.path(end)[start.length - reader.tree.root.length :]
-        return [each for each in nodes if each.length <= limit]
+        return reader.tree.path(encoded[0])[start.length - reader.tree.root.length :]
 
     def learn(self, start: Node, drafts: Sequence[Node]) -> None:
-        """Learn from how many `drafts` after `start` the larger member would have written.
-
-        Without any, expect more of the next ones.
-        """
-        if not drafts:
+        """Learn from how many `drafts` after `start` the larger member would have written."""
+        if not drafts:  # expect more of the next ones
             self._rate += RETRY_STEP * (START_RATE - self._rate)
         for draft in drafts:
             if start.next is None:
@@ -190,19 +172,16 @@ class NoDrafts:
         return propose(member, config)
 
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:  # noqa: ARG002
-        """Return whether `member` should evaluate a candidate's last node before the round ends.
-
-        The pool is complete.
-        """
+        """Return whether `member` evaluates a candidate's last node before the round ends."""
         return True
 
 
 class Drafts(NoDrafts):
     """The drafts of one request.
 
-    Members that share a device propose one after another, so that each reads the spans of those
-    before it. Others propose at the same time. If the engine is `crowded`, all do: one pass of a
-    member then serves several requests, which saves more than drafts do.
+    Members that share a device propose one after another, so that they read the spans of those
+    before them. If the engine is `crowded`, all propose at the same time: one pass of a member then
+    serves several requests, which saves more than drafts do.
 
     Passes carry drafts from the first call of `propose_all` on, so strategies that do not call it
     have none. A member whose drafts have failed drafts no more.
@@ -237,6 +216,7 @@ class Drafts(NoDrafts):
                 else:
                     queries.append(asked)
             yield Ask(tuple(queries))
+            # a query that failed with its drafts was repeated without them
             for asked in queries:
                 if asked.without_drafts and any(n.next is None for n in asked.query.evaluate):
                     self._failed.add(asked.member)
@@ -245,21 +225,22 @@ class Drafts(NoDrafts):
     def propose_all(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         self._config, self._is_used = config, True
         self._pool = Pool(self._members[0].opening)
-        self._proposals: dict[MemberState, Proposal] = {}
         self._likeliest: set[PoolCandidate] = set()
-        groups = [[member] for member in self._members] if self._crowded() else self._lanes
-        yield from in_lockstep([self._in_turn(group, proposals) for group in groups])
-        return [self._proposals[member] for member in proposals]
+        complete: dict[MemberState, Proposal] = {}
 
-    def _in_turn(self, members: Sequence[MemberState], proposals: Proposals) -> Steps[None]:
-        for member in members:
-            self._proposals[member] = yield from proposals[member]
-            self._likeliest.add(self._pool.add(member, self._proposals[member]))
+        def take_turns(members: Sequence[MemberState]) -> Steps[None]:
+            for member in members:
+                complete[member] = yield from proposals[member]
+                self._likeliest.add(self._pool.add(member, complete[member]))
+
+        groups = [[member] for member in self._members] if self._crowded() else self._lanes
+        yield from in_lockstep([take_turns(group) for group in groups])
+        return [complete[member] for member in proposals]
 
     @override
     def propose_lead(self, member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
         if member not in self._drafters:
-            drafters = [Drafter(each, member) for each in self._members if each is not member]
+            drafters = [Drafter(other, member) for other in self._members if other is not member]
             self._drafters[member] = [each for each in drafters if each.cost <= MAX_SIZE]
         drafters = self._drafters[member]
         steps = propose(member, config)
@@ -270,60 +251,53 @@ class Drafts(NoDrafts):
                 proposal: Proposal = done.value
                 return proposal
             (asked,) = ask.queries
-            if not drafters or not self._can_read(member, asked):
+            may_draft = asked.may_draft and member.passes and len(asked.query.evaluate) == 1
+            if not may_draft or not drafters or member in self._failed or self._crowded():
                 yield ask
                 continue
+            # the best drafter writes a few tokens ahead, which this pass reads
             (start,) = asked.query.evaluate
-            best = min(drafters, key=lambda each: each.plan())
+            best = min(drafters, key=Drafter.plan)
             drafts = yield from best.draft(start, min(best.plan()[1], member.room(start)))
-            nodes = dict.fromkeys(drafts)
-            if start is not member.tree.root and self._is_open(member):
-                nodes |= dict.fromkeys((yield from self._proposed(member, config)))
-                nodes.pop(start, None)
-            yield Ask((member.with_drafts(asked.query, list(nodes)),))
+            # inside a word, it also reads the words that could be proposed instead
+            rivals: list[Node] = []
+            if start is not member.tree.root:
+                rivals = yield from self._proposed(member, config)
+            nodes = dict.fromkeys([*drafts, *rivals])
+            new = [n for n in nodes if n.next is None and member.fits(n) and n is not start]
+            yield Ask((member.with_drafts(asked.query, new),))
             best.learn(start, drafts)
 
-    def _can_read(self, member: MemberState, asked: MemberQuery) -> bool:
-        if member in self._failed or len(asked.query.evaluate) > 1 or not asked.may_draft:
-            return False
-        is_first = not member.passes  # the pass that reads the prompt
-        return not is_first and _limit(member) > member.tree.root.length and not self._crowded()
-
-    def _is_open(self, member: MemberState) -> bool:
-        """Return whether `member` is so unsure of its word that others will probably propose.
-
-        Under a grammar, which they may be unable to follow, they are not asked. Nor are they if
-        further tokens of a pass are expensive.
-        """
-        if member.grammar is not None or member.backend.token_cost > EXPENSIVE:
-            return False
-        start = member.next(member.tree.root)
-        share = member.weight / math.fsum(each.weight for each in self._members)
-        return share * math.exp(start.logprobs[0]) <= 0.5
-
     def _proposed(self, member: MemberState, config: AdaFuseConfig) -> Steps[list[Node]]:
-        """Return the nodes of the words that the drafting members would propose."""
-        others = [each.member for each in self._drafters[member]]
-        proposals = yield from in_lockstep([propose(each, config) for each in others])
+        # under a grammar, which they may be unable to follow, other members are not asked
+        if member.grammar is not None or member.backend.token_cost > EXPENSIVE:
+            return []
+        # the others propose if `member` has no majority for its word
+        share = member.weight / math.fsum(other.weight for other in self._members)
+        if share * math.exp(member.next(member.tree.root).logprobs[0]) > 0.5:
+            return []
+        others = [drafter.member for drafter in self._drafters[member]]
+        proposals = yield from in_lockstep([propose(other, config) for other in others])
         nodes: list[Node] = []
         for other, proposal in zip(others, proposals, strict=True):
             for span in proposal.spans:
-                if (found := member.encode(other.text(span.node))) is not None:
-                    nodes += member.tree.path(found[0])
-        return [node for node in nodes if node.next is None and node.length <= _limit(member)]
+                if (encoded := member.encode(other.text(span.node))) is not None:
+                    nodes += member.tree.path(encoded[0])
+        return nodes
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
-        candidate = self._pool.find(candidate)
+        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # of another pool
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
 
     def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Sequence[Node]:
         """Return the nodes that a pass of `member` evaluates in addition to `wanted`."""
-        tree, limit = member.tree, _limit(member)
-        if limit <= tree.root.length or (tree.root.next is None and not member.passes):
-            return ()  # the last case is the pass that reads the prompt
+        tree = member.tree
+        if tree.root.next is None and not member.passes:
+            return ()  # this pass reads the prompt
+        # spans that the member must score anyway, and the next tokens after a likely winner
         nodes = dict.fromkeys(wanted)
         tips = list(wanted)
         for candidate in self._pool.candidates:
@@ -332,7 +306,7 @@ class Drafts(NoDrafts):
                 path = tree.path(end)
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
-                    tips += self._next(member, end)
+                    tips += self._starts(member, end)
         # copies may never be needed, so a member adds them while it has processed few tokens
         processed = member.tokens + member.reused - member.prompt_tokens
         committed = max(member.response_tokens, MIN_RESPONSE_TOKENS)
@@ -341,18 +315,13 @@ class Drafts(NoDrafts):
             for tip in tips:
                 copied = self._lookups[member].after(member, tip)
                 nodes.update(dict.fromkeys([*tree.path(tip), *copied]))
-        drafts = [node for node in nodes if node.next is None and node.length <= limit]
+        drafts = [node for node in nodes if node.next is None and member.fits(node)]
         return [node for node in drafts if node not in wanted]
 
-    def _next(self, member: MemberState, end: Node) -> Iterable[Node]:
+    def _starts(self, member: MemberState, end: Node) -> Iterable[Node]:
         """Return the nodes with which a round after `end` would begin, as far as `end` is known."""
         if end.next is None or member.is_full(end):
             return [end]
         is_sure = end.next.margin >= self._config.margin_threshold
         starts = end.next.branches(1 if is_sure else self._config.branches)
-        return [member.tree.child(end, each) for each in starts if each not in member.end_ids]
-
-
-def _limit(member: MemberState) -> int:
-    """Return the maximum length of a sequence, in tokens."""
-    return sys.maxsize if member.window is None else member.window
+        return [member.tree.child(end, token) for token in starts if token not in member.end_ids]

@@ -45,10 +45,8 @@ class Draws:
         self._text += whole
 
     def _state(self, node: Node, shown: Callable[[Node], str]) -> tuple[str, int]:
-        """Return the text that the path to `node` adds to the response, in whole characters.
-
-        The second value is the number of the last tokens that have not changed the response.
-        """
+        # the text that the path to `node` adds to the response, in whole characters, and how many
+        # of the last tokens have not changed it
         path = [node]
         while (last := path[-1]) not in self._known:
             assert last.parent is not None, "the state of the root is known"

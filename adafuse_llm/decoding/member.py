@@ -96,28 +96,26 @@ class MemberState:
     """State of one member in one request: the token tree, the texts of the nodes, and the costs.
 
     Args:
-        backend: the member's backend. This class only reads the backend's properties.
-        prompt: the request's prompt in the member's tokens.
+        backend: the member's backend, of which only properties are read.
+        prompt: the prompt in the member's tokens.
         top: number of likeliest next tokens that the strategy needs.
         weight: the member's weight w in the fused score.
         limit: maximum number of tokens in the response (``max_new_tokens``).
         opening: the beginning of the response.
         space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
-            already contains these spaces.
+            has these spaces.
         form: the form that the response must have, or None. It includes the spaces of `opening`.
-        reply_prefix: text with which the chat templates began the reply, the same for all members.
+        reply_prefix: text with which the chat templates began the reply.
         sampling: how to draw tokens; None to take the likeliest ones.
         adjustment: how to change the member's distributions; None to leave them as they are.
 
     Attributes:
         permits: the tokens that may follow.
-        prompt_tokens: number of committed tokens of the prompt, which include tokens that consist
-            of spaces of `opening`.
-        passes: number of forward passes for the request so far.
-        tokens: number of tokens processed for the request so far.
-        reused: number of prompt tokens that an earlier request had already processed.
-        word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets it before
-            the first query.
+        prompt_tokens: number of committed tokens of the prompt, also those of only spaces.
+        passes: number of forward passes so far.
+        tokens: number of tokens processed so far.
+        reused: number of prompt tokens that an earlier request had processed.
+        word_ends: whether the strategy needs ``Next.word_end_logprob``, which it sets at first.
         after_word: whether the committed text ends in a whole word, so that a token that the member
             draws next must begin another one or end the response. The strategy sets it.
     """
@@ -176,7 +174,7 @@ class MemberState:
         return self.limit - self.response_tokens - self._new_tokens(node)
 
     def _new_tokens(self, node: Node) -> int:
-        """Return the number of tokens up to `node` that hold more than spaces of the prompt."""
+        # tokens up to `node` that hold more than spaces of the prompt
         if not self.opening.spaces or self.opening.is_held:
             return node.length - self.tree.root.length
         return sum(len(self.text(step)) > self.opening.spaces for step in self.tree.path(node))
@@ -184,6 +182,10 @@ class MemberState:
     def shown(self, node: Node) -> str:
         """Return the part of the text from the root to `node` that belongs to the response."""
         return self.opening.visible(self.opening.from_tree_text(self.text(node)))
+
+    def fits(self, node: Node) -> bool:
+        """Return whether the context window has room for `node`."""
+        return self.window is None or node.length <= self.window
 
     def is_full(self, node: Node) -> bool:
         """Return whether the context window has no room for a token after `node`."""
@@ -262,16 +264,14 @@ class MemberState:
         return MemberQuery(self, drafted, without_drafts=query)
 
     def _query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Query:
-        """Return the query that evaluates `nodes` and scores `scored`.
-
-        The query also gets those log-probabilities of `nodes` that the tree does not hold yet.
-        """
+        # the tokens that may follow a node, and the random numbers that draw one of them
         for node in nodes:
             node.allowed = self.permits.mask(node, self.opening)
             if self._draws is not None:
                 draw = self._draws.draw(node, self.shown)
                 after_word = self.after_word and node is self.tree.root
                 node.draw = replace(draw, after_word=after_word)
+        # the log-probabilities of all these nodes that the tree does not hold yet
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )
@@ -300,25 +300,18 @@ class MemberState:
             assert step.logprob is not None, "the token is not scored"
             text = self.text(step)
             end = max(start, len(text) - len(added(whole, text)))
-            summary = self.next(step.parent)
-            known = zip(summary.tokens[:count], summary.logprobs, strict=False)
-            tokens.append(
-                TokenLogprob(
-                    text=whole[start:end],
-                    logprob=step.logprob if isfinite(step.logprob) else None,
-                    top=tuple(
-                        TopToken(
-                            text=added(
-                                self.text(step.parent),
-                                self._decode([*self.tree.tokens(step.parent), token]),
-                            ),
-                            logprob=value,
-                        )
-                        for token, value in known
-                        if isfinite(value)
-                    ),
+            logprob = step.logprob if isfinite(step.logprob) else None
+            # the tokens that could have stood in its place
+            summary, before = self.next(step.parent), self.tree.tokens(step.parent)
+            top = tuple(
+                TopToken(
+                    text=added(self.text(step.parent), self._decode([*before, token])),
+                    logprob=value,
                 )
+                for token, value in zip(summary.tokens[:count], summary.logprobs, strict=False)
+                if isfinite(value)
             )
+            tokens.append(TokenLogprob(text=whole[start:end], logprob=logprob, top=top))
             start = end
         return tuple(tokens)
 

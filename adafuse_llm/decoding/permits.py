@@ -36,12 +36,18 @@ class Form:
 class Permits:
     """The tokens that may follow in one member's tree: those of a grammar, or spaces of the prompt.
 
+    A prompt that ends in two spaces goes on with a token of one of them, or of both:
+
+    >>> tree, texts = TokenTree([0]), SpaceTokens(["sky", " ", "  sky"])
+    >>> permits = Permits("wren", tree, lambda node: "", None, texts)
+    >>> bin(permits.mask(tree.root, Opening(spaces=2))[0])
+    '0b110'
+
     Args:
         name: the member's name.
         tree: the tree.
         text_of: returns the text from the root to a node.
-        form: the form that the response must have, or None.
-        space_tokens: as for `MemberState`.
+        form, space_tokens: as for `MemberState`.
     """
 
     def __init__(
@@ -74,15 +80,12 @@ class Permits:
         Raises:
             MemberError: the grammar permits none of the member's tokens.
         """
-        if self._form is None:
-            return self._spaces(node, opening)
-        allowed = self._after(node)
-        if allowed is None and self._states[node] is not None:
-            text = self._text_of(node)
-            raise self._stuck(f"none of its tokens continues {text!r:.80} as the grammar requires")
-        return None if allowed is None else allowed.mask
-
-    def _spaces(self, node: Node, opening: Opening) -> bytes | None:
+        if self._form is not None:
+            allowed = self._after(node)
+            if allowed is None and self._states[node] is not None:
+                text = f"{self._text_of(node)!r:.80}"
+                raise self._stuck(f"none of its tokens continues {text} as the grammar requires")
+            return None if allowed is None else allowed.mask
         tokens = self._space_tokens
         if tokens is None or not opening.spaces:  # most nodes need no text
             return None
@@ -111,24 +114,17 @@ class Permits:
         return True
 
     def commit(self, node: Node, text: str) -> None:
-        """Commit the path to `node`, and forget all nodes that are not below it.
-
-        Args:
-            node: the new root.
-            text: the text of the path, for a member whose tokens do not decode to exactly this
-                text.
+        """Commit the path to `node`, which stands for `text`, and forget the nodes beside it.
 
         Raises:
             MemberError: the member's tokens cannot write the text.
         """
         if self._form is None:
             return
-        state = self._state(node)
-        if state is None:
-            state = self._consumed(self._tree.root, self._form.vocabulary.encode(text))
-        if state is None:
+        if self._state(node) is None:  # the grammar reads the text, if not the member's tokens
+            self._states[node] = self._read(self._tree.root, self._form.vocabulary.encode(text))
+        if self._states[node] is None:
             raise self._stuck(f"its tokens cannot write {text!r:.80}")
-        self._states[node] = state
         kept = set(self._tree.nodes(node))
         self._states = {node: state for node, state in self._states.items() if node in kept}
         self._allowed = {node: mask for node, mask in self._allowed.items() if node in kept}
@@ -138,11 +134,7 @@ class Permits:
         return MemberError(self._name, f"{problem}. {hint}")
 
     def _after(self, node: Node) -> Allowed | None:
-        """Return the tokens that may follow a node.
-
-        None without a grammar, if it forbids the node itself, or if none of the tokens continues
-        it.
-        """
+        # None without a grammar, if it forbids the node itself, or if no token continues it
         if self._form is not None and node not in self._allowed:
             state = self._state(node)
             if state is None:
@@ -153,27 +145,19 @@ class Permits:
     def _state(self, node: Node) -> Any | None:
         if node not in self._states:
             for step in self._tree.path(node):
-                if step not in self._states:
-                    assert step.parent is not None, "the root has a state"
-                    self._states[step] = self._consumed(step.parent, self._tokens(step))
+                if step in self._states:
+                    continue
+                assert self._form is not None, "without a grammar, nobody asks"
+                assert step.parent is not None, "the root has a state"
+                tokens: list[int] | None = [step.token]
+                if not self._form.vocabulary.is_usable(step.token):
+                    # llguidance reads other tokens as the codec reads this one
+                    text = added(self._text_of(step.parent), self._text_of(step))
+                    tokens = self._form.vocabulary.encode(text)
+                self._states[step] = self._read(step.parent, tokens)
         return self._states[node]
 
-    def _tokens(self, node: Node) -> list[int] | None:
-        """Return tokens that llguidance reads as the codec reads the node's token.
-
-        None if the vocabulary has no such tokens.
-        """
-        assert self._form is not None
-        assert node.parent is not None
-        if self._form.vocabulary.is_usable(node.token):
-            return [node.token]
-        text = added(self._text_of(node.parent), self._text_of(node))
-        return self._form.vocabulary.encode(text)
-
-    def _consumed(self, node: Node, tokens: list[int] | None) -> Any | None:
-        """Return the state after tokens behind a node.
-
-        None if the grammar forbids them, or if there are none.
-        """
+    def _read(self, node: Node, tokens: list[int] | None) -> Any | None:
+        # None if the grammar forbids the node or the tokens, or if there are no such tokens
         state = self._states[node]
         return None if state is None or tokens is None else after(state, tokens, self._name)

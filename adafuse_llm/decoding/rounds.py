@@ -48,8 +48,7 @@ class RoundOutcome:
         scored: the same candidates with their scores, in the same order.
         winner: index of the winner.
         margins: the margins of each member, by member name.
-        committed: the part of the winner to commit. This is the winner itself, or a prefix of it if
-            the whole winner has more tokens than ``max_new_tokens`` allows.
+        committed: the winner, or a prefix of it if ``max_new_tokens`` does not allow all of it.
         forced: whether the grammar determined the text, so that no member was asked.
     """
 
@@ -59,11 +58,6 @@ class RoundOutcome:
     margins: dict[str, tuple[float, ...]]
     committed: PoolCandidate
     forced: bool = False
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether only a part of the winner is committed."""
-        return self.committed is not self.pool[self.winner]
 
 
 PlayRound = Callable[[], Steps[RoundOutcome]]
@@ -84,18 +78,21 @@ def play_round(
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
 
-    ``drafts`` decides in which order the members propose, and what else their passes evaluate. This
-    changes no result.
+    ``drafts`` decides who proposes when, and what else passes evaluate. It changes no result.
 
     Raises:
         DecodingError: no member can score any candidate.
     """
+    # every member proposes words, up to the first of which it is not confident
     proposals = yield from drafts.propose_all({m: proposer(m, config) for m in members}, config)
+    # equal texts are one candidate
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
+    # every member reads and scores the candidates of the others
     yield from in_lockstep([pool.read(m, partial(drafts.may_win, m)) for m in members])
     scored = [scorer(candidate, members) for candidate in pool.candidates]
+    # the lowest score wins
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
     return choose_best(pool, scored, margins)
 
@@ -125,24 +122,18 @@ def choose_best(
 def _commit(
     candidate: PoolCandidate, members: Sequence[MemberState], top_logprobs: int | None
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
-    """Commit a candidate in every member's tree. Return the committed tokens by member.
-
-    Args:
-        candidate: the candidate.
-        members: all members, in order.
-        top_logprobs: as for `decode`; with None, no tokens are returned.
-    """
+    """Commit a candidate in every member's tree. Return its tokens, if `top_logprobs` are set."""
     tokens = {}
     if top_logprobs is not None:
         steps = []
         for member, end in candidate.nodes.items():
             path = member.tree.path(end)
-            parents = [each.parent for each in path if each.parent]
+            parents = [node.parent for node in path if node.parent]
             steps.append(member.evaluate(parents, path, drafting=False))
         yield from in_lockstep(steps)
         tokens = {
             member.name: member.logprobs(candidate.nodes[member], top_logprobs)
-            for member in sorted(members, key=lambda each: -each.weight)
+            for member in sorted(members, key=lambda member: -member.weight)
             if member in candidate.nodes
         }
     for member, end in candidate.nodes.items():
@@ -153,8 +144,8 @@ def _commit(
 def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
     """Choose text that the grammar determines, without a proposal of any member.
 
-    None if the grammar leaves a choice, or if the text has more tokens than a limit allows: then
-    the members propose as much of it as fits.
+    None if the grammar leaves a choice. If a limit is too low for the text, the members propose as
+    much of it as fits.
     """
     opening, grammar = members[0].opening, members[0].grammar
     text = "" if grammar is None or opening.is_reply else grammar.forced()
@@ -170,7 +161,7 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
     return RoundOutcome((candidate,), scored, 0, {}, candidate, forced=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Response:
     """One response while it grows.
 
@@ -209,13 +200,10 @@ class Response:
             kept = done.text[: max(0, len(done.text) - left)]
             tokens = {}
             for name, own in done.logprobs.items():
-                ends = [*accumulate(len(token.text) for token in own)]
-                last = ends[-1] - len(done.text) + len(kept) if own else 0
-                tokens[name] = tuple(
-                    token
-                    for token, end in zip(own, ends, strict=True)
-                    if end - len(token.text) < last
-                )
+                sizes = [len(token.text) for token in own]  # spaces of the prompt included
+                starts = accumulate(sizes, initial=len(done.text) - sum(sizes))
+                pairs = zip(own, starts, strict=False)
+                tokens[name] = tuple(token for token, start in pairs if start < len(kept))
             self.rounds[number] = done.model_copy(update={"text": kept, "logprobs": tokens})
             left -= len(done.text) - len(kept)
 
@@ -263,12 +251,12 @@ def decode(
     members, grammar = response.members, response.members[0].grammar
     for index in count():
         started = time.perf_counter()
+        # where the grammar leaves no choice, no member is asked
         outcome = forced_round(members) or (yield from play())
         response.count(outcome)
+        # all members go on from the text that has won
         logprobs = yield from _commit(outcome.committed, members, top_logprobs)
-        elapsed = time.perf_counter() - started
         text = outcome.committed.shown
-        shown = response.transcript.push(text)
         response.rounds.append(
             Round(
                 index=index,
@@ -276,17 +264,18 @@ def decode(
                 winner=outcome.winner,
                 text=text,
                 margins=outcome.margins,
-                elapsed=elapsed,
+                elapsed=time.perf_counter() - started,
                 forced=outcome.forced,
                 logprobs=logprobs,
             )
         )
         if grammar is not None:
             grammar.commit(text)
+        # readers see what no stop sequence can cut off any more
+        shown = response.transcript.push(text)
         if response.transcript.stopped:
             response.cut()
-        finish = _finish(outcome, members, response.transcript)
-        cut_by = _limit(outcome, members) if finish == "length" else ""
+        finish, cut_by = _finish(outcome, members, response.transcript)
         yield response.event(shown, finish, cut_by)
         if finish is not None:
             return
@@ -376,38 +365,27 @@ def usage(members: Sequence[MemberState]) -> Usage:
         forward_passes={member.name: member.passes for member in members},
         tokens_processed={member.name: member.tokens for member in members},
         # text that a grammar forces before the first pass can be kept from an earlier response, too
-        cached_tokens={each.name: min(each.reused, each.prompt_tokens) for each in members},
+        cached_tokens={m.name: min(m.reused, m.prompt_tokens) for m in members},
     )
 
 
 def _finish(
     outcome: RoundOutcome, members: Sequence[MemberState], transcript: Transcript
-) -> FinishReason | None:
-    """Return why the response ends after this round, or None if the response continues."""
-    committed, grammar = outcome.committed, members[0].grammar
+) -> tuple[FinishReason | None, str]:
+    """Return why the response ends after this round, if it does, and the limit that ends it."""
+    winner, grammar = outcome.pool[outcome.winner], members[0].grammar
     if transcript.stopped:
-        return transcript.stopped
-    if committed.ends or (grammar is not None and grammar.is_final):
-        return "stop"
-    if outcome.is_cut:
-        return "length"
-    if any(
-        member not in committed.nodes
-        or member.is_full(member.tree.root)
-        or member.room(member.tree.root) == 0
-        for member in members
-    ):
-        return "length"
-    return None
-
-
-def _limit(outcome: RoundOutcome, members: Sequence[MemberState]) -> str:
-    """Return the limit that a response has reached with the winner of its last round."""
-    nodes = outcome.pool[outcome.winner].nodes
-    if any(member.room(end) <= 0 for member, end in nodes.items()):
+        return transcript.stopped, ""
+    if outcome.committed.ends or (grammar is not None and grammar.is_final):
+        return "stop", ""
+    if any(member.room(end) <= 0 for member, end in winner.nodes.items()):
         limit = members[0].limit
-        return f"the limit of {limit:,} token{'s' * (limit > 1)} (max_new_tokens)"
+        tokens = "token" if limit == 1 else "tokens"
+        return "length", f"the limit of {limit:,} {tokens} (max_new_tokens)"
     for member in members:
-        if member not in nodes or member.is_full(nodes[member]):
-            return f"the context window of member {member.name!r} ({member.window:,} tokens)"
-    return "max_word_tokens, inside a character,"
+        if member not in winner.nodes or member.is_full(winner.nodes[member]):
+            window = f"{member.window:,} tokens"
+            return "length", f"the context window of member {member.name!r} ({window})"
+    if outcome.committed is not winner:
+        return "length", "max_word_tokens, inside a character,"
+    return None, ""

@@ -61,32 +61,27 @@ class PoolCandidate:
         """
         if member not in self.exact:
             return -math.inf
-        terms = [node.logprob for node in self.path(member)]
+        path, start = self.path(member), member.tree.root
+        terms = [node.logprob for node in path]
         if self.ends:
             terms.append(member.next(self.nodes[member]).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "the candidate is not evaluated"
         if member.grammar is not None:
-            known = self._under_grammar(member, known)
+            for place, before in enumerate([start, *path][: len(known)]):
+                if member.permits.is_forced(before):  # the grammar leaves one alternative
+                    known[place] = 0.0
+                elif before is start:  # relative to what the grammar permits, as all candidates are
+                    known[place] -= member.next(start).mass
         return math.fsum(known) if known else -math.inf
-
-    def _under_grammar(self, member: MemberState, terms: Sequence[float]) -> list[float]:
-        """Return the terms of `logprob` for a response with a grammar.
-
-        A term is 0 if the grammar leaves one alternative. The first term is divided by the
-        probability that the grammar permits there. This probability is the same for all candidates.
-        """
-        start = member.tree.root
-        before = [start, *self.path(member)][: len(terms)]
-        masses = [member.next(start).mass, *(0.0 for _ in terms)]
-        return [
-            0.0 if member.permits.is_forced(node) else term - mass
-            for node, term, mass in zip(before, terms, masses, strict=False)
-        ]
 
 
 class Pool:
     """The union of the members' proposals, ordered by member and then by branch.
+
+    >>> pool = Pool(Opening(is_reply=True))
+    >>> pool.suggest(" Blue", ends=False) is pool.suggest("Blue", ends=False)
+    True
 
     Args:
         opening: the beginning of the response. At the start of a reply, texts that differ only in
@@ -102,37 +97,35 @@ class Pool:
         self._leading: dict[MemberState, str] = {}
 
     def add(self, member: MemberState, proposal: Proposal) -> PoolCandidate:
-        """Add the spans of a member, and return the candidate of its likeliest span.
-
-        If two spans of a member have the same text, the earlier one is used, because it is
-        likelier.
-        """
+        """Add the spans of a member, and return the candidate of its likeliest span."""
         self._members[member] = None
         texts = [member.opening.from_tree_text(member.text(span.node)) for span in proposal.spans]
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
-        for span, text in zip(proposal.spans, texts, strict=True):
-            candidate = self.suggest(text, ends=span.ends)
-            if member not in candidate.proposers:
+        candidates = [
+            self.suggest(text, ends=span.ends)
+            for span, text in zip(proposal.spans, texts, strict=True)
+        ]
+        for span, candidate in zip(proposal.spans, candidates, strict=True):
+            if member not in candidate.proposers:  # of two spans with one text, the likelier
                 candidate.proposers.append(member)
                 candidate.nodes[member] = span.node
                 candidate.exact.add(member)
-        return self._by_key[self._key(texts[0], proposal.spans[0].ends)]
+        return candidates[0]
 
     def suggest(self, text: str, *, ends: bool) -> PoolCandidate:
         """Return the candidate with this text. If the pool does not have it, add it first."""
-        key = self._key(text, ends)
+        key = (self._opening.comparison_key(text), ends)
         if key not in self._by_key:
             self._by_key[key] = PoolCandidate(text, self._opening.visible(text), ends)
             self.candidates.append(self._by_key[key])
         return self._by_key[key]
 
     def prefixes(self, candidate: PoolCandidate) -> Iterator[PoolCandidate]:
-        """Yield the prefixes of a candidate, the longest first.
+        """Yield the prefixes of a candidate, the longest first. The last one has no tokens.
 
-        A prefix ends at a token of the candidate's first proposer, but not inside a character. All
-        members that propose or score in this pool have encoded it, except for members whose context
-        window has no room for it. The last prefix has no tokens.
+        A prefix ends at a token of the candidate's first proposer, but not inside a character. The
+        members of this pool have encoded it, if their context windows have room for it.
         """
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
@@ -148,10 +141,9 @@ class Pool:
         yield prefix
 
     def fits(self, candidate: PoolCandidate) -> bool:
-        """Return whether a candidate can be committed.
+        """Return whether a candidate leaves every member within its limit of tokens.
 
-        It must leave every member within its limit of tokens. Under a grammar, it must not end
-        inside a character.
+        Under a grammar, it must also end at the end of a character.
         """
         return all(
             member.room(end) >= 0 and member.permits.is_whole(end)
@@ -216,9 +208,6 @@ class Pool:
             first = member.tree.child(root, root.next.chosen)
             self._leading[member] = leading_space(member.text(first))
 
-    def _key(self, text: str, ends: bool) -> tuple[str, bool]:
-        return self._opening.comparison_key(text), ends
-
     def written(self, member: MemberState, text: str) -> str:
         """Return the text that a member's tree gains if `text` is committed."""
         if member in self._leading and text.strip():
@@ -233,9 +222,8 @@ Scorer = Callable[[PoolCandidate, Sequence[MemberState]], results.Candidate]
 def score(candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
     """Return a candidate with every member's NLL, the fused score, and the log-probability."""
     weights = [member.weight for member in members]
+    nll = [candidate.nll(member) for member in members]
     logprobs = [candidate.logprob(member) for member in members]
-    terms = [max(1, candidate.terms(member)) for member in members]
-    nll = [0.0 - each / count for each, count in zip(logprobs, terms, strict=True)]
     return to_result(candidate, members, nll, fuse(nll, weights), fuse(logprobs, weights))
 
 

@@ -9,13 +9,13 @@ from functools import partial
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.decoding.rounds import PlayRound, play_round
 from adafuse_llm.decoding.score import PoolCandidate, score
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.results import Candidate
-from adafuse_llm.strategies.base import Strategy, StrategyContext
+from adafuse_llm.strategies.base import OF_WORDS, Strategy, StrategyContext
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,7 @@ class AdaFuse(Strategy):
     """
 
     name = "adafuse"
-    options = frozenset(
-        {*CONSTRAINTS, *SAMPLING, "margin_threshold", "max_words", "branching_factor", "weights"}
-        | {"max_word_letters", "max_word_tokens"}
-    )
+    options = OF_WORDS | {"margin_threshold", "max_words", "branching_factor", "weights"}
 
     def scorer(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> Candidate:
         """Return a candidate with its score, the numbers of the members and its log-probability."""
@@ -72,7 +69,7 @@ class Single(AdaFuse):
     """
 
     name = "single"
-    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
+    options = OF_WORDS
 
     @override
     def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:

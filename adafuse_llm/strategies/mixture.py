@@ -11,14 +11,15 @@ from typing_extensions import override
 
 from adafuse_llm import results
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import MAX_DRAFT, NoDrafts
 from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
 from adafuse_llm.decoding.score import Pool, PoolCandidate, to_result
+from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.strategies.adafuse import branch_tokens
-from adafuse_llm.strategies.base import Strategy, StrategyContext, check_word_ends
+from adafuse_llm.strategies.base import OF_WORDS, Strategy, StrategyContext
 from adafuse_llm.text.words import has_end
 from adafuse_llm.tree.tokens import Node
 
@@ -33,18 +34,15 @@ class Mixture(Strategy):
         P(word) = sum of w_k P_k(word) over the members k
 
     P_k is the member's probability of the word's tokens, times the probability that the word ends
-    after them. A word ends before a token that begins with whitespace, or at the end of the
-    response. With their ends, different words exclude each other, so their probabilities can be
-    compared however many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561).
-    Nothing is divided by a number of tokens, which is what equation 4 of the AdaFuse paper does. No
-    end is counted for a word that ends in whitespace or in a script without spaces, that has
-    `max_word_tokens` tokens, or that fills the context window, and for the end of the response
-    itself.
+    after them: before a token that begins with whitespace, or at the end of the response. With
+    their ends, different words exclude each other, so their probabilities can be compared however
+    many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561). No end is counted
+    for a word that ends in whitespace or in a script without spaces, that has `max_word_tokens`
+    tokens, or that fills the context window, and for the end of the response itself.
 
-    The weights w_k are those of the option `weights`, divided by their sum. Without this option,
-    they are proportional to the members' numbers of parameters, because a larger model usually
-    knows more. If a member does not tell its number of parameters, all weights are equal. A member
-    that cannot write a word exactly gives it a probability of 0.
+    The weights w_k are those of the option `weights`, divided by their sum. By default, they are
+    proportional to the members' numbers of parameters, or equal if a member does not tell its
+    number. A member that cannot write a word exactly gives it a probability of 0.
 
     The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
     grammar, probabilities are relative to all that the grammar permits at the start of the word.
@@ -53,34 +51,38 @@ class Mixture(Strategy):
     another, the one with the highest weight first. The word wins as soon as its pooled probability
     is above one half, because no other word can then have more. Such a round has one candidate, the
     NLL of the members that read it, and the score that it has if the others give it a probability
-    of 0. Otherwise all members propose. They always do so for the first word of a reply to
-    messages, and for spaces at the end of a prompt.
+    of 0. Otherwise all members propose, as for the first word of a reply to messages, and for
+    spaces at the end of a prompt.
 
     Cost: one pass per token for the member with the highest weight. Other members read only the
     words that it cannot decide, and propose their own if they cannot decide them together.
 
     At a `temperature` above 0, a member is drawn for each word, with a probability proportional to
-    its weight. It draws the word from its own distribution, and the word is committed. This is a
-    draw from the weighted mean of the members' distributions of the next word. After a word that
-    whitespace or the end of the response must follow, a member draws the next word given that the
-    word has ended. Such a round has one candidate; its score and its NLL are the -log P_k of the
-    member k that has drawn it. Cost: one pass per token, and one more when another member goes on.
-    It reads in the same pass what it has missed.
+    its weight, and draws the word. This is a draw from the weighted mean of the members'
+    distributions of the next word. After a word that whitespace or the end of the response must
+    follow, a member draws the next word given that the word has ended. Such a round has one
+    candidate; its score and its NLL are the -log P_k of the member k that has drawn it. Cost: one
+    pass per token, and one more when another member goes on. It reads in the same pass what it has
+    missed.
     """
 
     name = "mixture"
-    options = frozenset(
-        {*CONSTRAINTS, *SAMPLING, "margin_threshold", "branching_factor", "weights"}
-        | {"max_word_letters", "max_word_tokens"}
-    )
+    options = OF_WORDS | {"margin_threshold", "branching_factor", "weights"}
 
     @override
     def check(self, members: Sequence[Backend]) -> None:
-        check_word_ends(self.name, members)
+        for member in members:
+            if not member.has_word_ends():
+                raise InvalidInputError(
+                    f"strategy {self.name!r} needs to know how likely a word ends, but member "
+                    f"{member.name!r} does not know it. Servers of vLLM and SGLang do if their "
+                    "structured outputs work; llama-server does not. Leave the member out with "
+                    "use=[...], or choose another strategy, such as 'adafuse'."
+                )
 
     @override
     def weights(self, members: Sequence[Backend]) -> Sequence[float]:
-        sizes = [each.parameters for each in members]
+        sizes = [member.parameters for member in members]
         known = [float(size) for size in sizes if size]
         return known if len(known) == len(members) else super().weights(members)
 
@@ -104,8 +106,6 @@ def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
 
 
 class _Rounds:
-    """The rounds of one request."""
-
     def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
         self._members = members = context.members
         self._config = config
@@ -117,19 +117,20 @@ class _Rounds:
     def play(self) -> Steps[RoundOutcome]:
         opening = self._members[0].opening
         if not (opening.is_reply or opening.spaces):
-            outcome = yield from self._majority()
+            outcome = yield from self._play_majority()
             if outcome is not None:
                 return outcome
         return (yield from play_round(self._members, self._config, NoDrafts(), self._score))
 
-    def _majority(self) -> Steps[RoundOutcome | None]:
-        """Return the word of the member with the highest weight if it has more than one half."""
+    def _play_majority(self) -> Steps[RoundOutcome | None]:
+        # the member with the highest weight proposes
         members = self._by_weight
         lead = members[0]
         proposal = yield from self._drafts.propose_lead(lead, self._config)
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
         total = math.fsum(member.weight for member in members)
+        # the others read its word until the mean is above one half
         logprobs: list[float] = []
         pooled = 0.0
         for member in members:
@@ -143,18 +144,28 @@ class _Rounds:
         for member in members:
             pool.encode(member, candidate)
         asked = members[: len(logprobs)]
-        nll = [0.0 - each for each in logprobs]
-        logprob = math.log(pooled)
-        scored = to_result(candidate, asked, nll, -logprob, logprob)
-        margins = {each.name: proposal.margins if each is lead else () for each in asked}
+        nll = [0.0 - logprob for logprob in logprobs]
+        score = -math.log(pooled)
+        scored = to_result(candidate, asked, nll, score, -score)
+        margins = {member.name: () for member in asked} | {lead.name: proposal.margins}
         return choose_best(pool, [scored], margins)
 
     def _score(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
         logprobs = [self._logprob(candidate, member) for member in members]
-        weights = [member.weight for member in members]
-        nll = [0.0 - each for each in logprobs]
-        pooled = _pooled(weights, logprobs)
-        return to_result(candidate, members, nll, pooled, None if pooled is None else -pooled)
+        nll = [0.0 - logprob for logprob in logprobs]
+        known = [
+            (member.weight, logprob)
+            for member, logprob in zip(members, logprobs, strict=True)
+            if member.weight and logprob > -math.inf
+        ]
+        if not known:
+            return to_result(candidate, members, nll, None)
+        # the mean of probabilities that may be too small for a float
+        highest = max(logprob for _, logprob in known)
+        total = math.fsum(weight * math.exp(logprob - highest) for weight, logprob in known)
+        mean = total / math.fsum(member.weight for member in members)
+        score = 0.0 - highest - math.log(mean)
+        return to_result(candidate, members, nll, score, -score)
 
     def _logprob(self, candidate: PoolCandidate, member: MemberState) -> float:
         word = candidate.logprob(member)
@@ -163,15 +174,12 @@ class _Rounds:
         end = candidate.nodes[member]
         if member.permits.is_forced(end):
             return word
-        known = member.next(end).word_end_logprob
-        assert known is not None, "the query asks for it"
-        return word + known
+        word_end = member.next(end).word_end_logprob
+        assert word_end is not None, "the query asks for it"
+        return word + word_end
 
     def _has_end(self, candidate: PoolCandidate) -> bool:
-        """Return whether whitespace, or the end of the response, must follow a candidate.
-
-        It need not follow a word that a limit of tokens or the context window has cut.
-        """
+        # whitespace, or the end of the response, need not follow a word that a limit has cut
         writer = candidate.proposers[0]
         tokens = len(candidate.path(writer))
         is_cut = tokens >= self._config.max_word_tokens or writer.is_full(candidate.nodes[writer])
@@ -179,42 +187,29 @@ class _Rounds:
 
 
 class _DrawnRounds(_Rounds):
-    """The rounds of one request that draws its words."""
-
     def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
         super().__init__(context, config)
         self._random = Random(f"members {config.seed}")  # noqa: S311  a seed gives one text
-        # where the last round's word ended, if it had an end
-        self._ended: dict[MemberState, Node] = {}
+        self._ended: dict[MemberState, Node] = {}  # where the last word ended, if it had an end
         for number, member in enumerate(context.members):
             member.draw_apart(f"member {number}")
 
     @override
     def play(self) -> Steps[RoundOutcome]:
-        (member,) = self._random.choices(self._members, [each.weight for each in self._members])
-        member.after_word = self._ended.get(member) is member.tree.root
-        pool = Pool(member.opening)
-        if member.opening.is_reply:
-            roots = [each.evaluate([each.tree.root]) for each in self._members]
-            yield from in_lockstep(roots)
-            for each in self._members:
-                pool.expect(each)
-        proposal = yield from propose(member, self._config)
-        candidate = pool.add(member, proposal)
-        yield from pool.read(member, self._has_end)
-        for each in self._members:
-            pool.encode(each, candidate)
+        members = self._members
+        (writer,) = self._random.choices(members, [member.weight for member in members])
+        writer.after_word = self._ended.get(writer) is writer.tree.root
+        pool = Pool(writer.opening)
+        if writer.opening.is_reply:  # each member begins a reply with its own whitespace
+            yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
+            for member in members:
+                pool.expect(member)
+        proposal = yield from propose(writer, self._config)
+        candidate = pool.add(writer, proposal)
+        yield from pool.read(writer, self._has_end)
+        for member in members:
+            pool.encode(member, candidate)
         self._ended = candidate.nodes if self._has_end(candidate) else {}
-        nll = 0.0 - self._logprob(candidate, member)
-        scored = to_result(candidate, [member], [nll], nll, -nll)
-        return choose_best(pool, [scored], {member.name: proposal.margins})
-
-
-def _pooled(weights: Sequence[float], logprobs: Sequence[float]) -> float | None:
-    """Return -log of the weighted mean of probabilities, or None if the mean is 0."""
-    known = [(w, p) for w, p in zip(weights, logprobs, strict=True) if w and p > -math.inf]
-    if not known:
-        return None
-    highest = max(p for _, p in known)
-    mean = math.fsum(w * math.exp(p - highest) for w, p in known) / math.fsum(weights)
-    return 0.0 - highest - math.log(mean)
+        nll = 0.0 - self._logprob(candidate, writer)
+        scored = to_result(candidate, [writer], [nll], nll, -nll)
+        return choose_best(pool, [scored], {writer.name: proposal.margins})

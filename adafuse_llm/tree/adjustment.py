@@ -149,7 +149,7 @@ def _follows(sequence: Sequence[int], ids: Sequence[int]) -> bool:
 
 
 def _repeated(ids: Sequence[int], size: int) -> Iterator[int]:
-    """Yield the tokens that would complete a sequence of `size` tokens that `ids` contain."""
+    # the tokens that would complete a sequence of `size` tokens that `ids` contain
     if size == 1:
         yield from ids
         return

@@ -114,6 +114,11 @@ def is_allowed(mask: bytes, token: int) -> bool:
 class TokenTree:
     """The committed tokens of one request for one member, and the nodes after them.
 
+    >>> tree = TokenTree([7, 8])
+    >>> tree.commit(tree.grow([5, 6]))
+    >>> tree.ids, tree.root
+    ([7, 8, 5, 6], Node(6, length=4))
+
     Args:
         prompt: token ids of the prompt, at least one.
         adjustment: how the request changes the member's distributions; None if it does not.
