@@ -152,9 +152,8 @@ def json_rule(schema: dict[str, Any]) -> str:
 
 
 def _reason(error: str, option: str) -> str:
-    """Return why a grammar cannot be enforced, from an error message of llguidance."""
-    found = _ERROR.fullmatch(error)
-    line, column, message = found.groups() if found else ("", "", error)
+    match = _ERROR.fullmatch(error)
+    line, column, message = match.groups() if match else ("", "", error)
     message = " ".join(message.split()).removeprefix("failed to compile JSON schema: ")
     message = message.rpartition(" error: ")[2]
     remedy = _REMEDIES[option]
@@ -192,16 +191,16 @@ class GrammarState:
 
     def holds(self, text: str) -> bool:
         """Return whether `text` can follow the response."""
-        return _after(self._state, text) is not None
+        return after(self._state, text.encode()) is not None
 
     def can_end(self, text: str) -> bool:
         """Return whether `text` alone is a complete response."""
-        state = _after(self._first, text)
+        state = after(self._first, text.encode())
         return state is not None and bool(state.is_accepting())
 
     def ends_after(self, text: str) -> bool:
         """Return whether the response must end after `text`."""
-        state = _after(self._state, text)
+        state = after(self._state, text.encode())
         return state is not None and bool(state.is_accepting()) and not next_bytes(state)
 
     def forced(self) -> str:
@@ -209,14 +208,14 @@ class GrammarState:
 
         If the response must end after the forced text, the last word is included, too.
         """
-        state, found = self._state.deep_copy(), bytearray()
-        while not state.is_accepting() and len(found) < MAX_FORCED:
+        state, forced = self._state.deep_copy(), bytearray()
+        while not state.is_accepting() and len(forced) < MAX_FORCED:
             following = next_bytes(state)
             if len(following) != 1:
                 break
-            found += following
+            forced += following
             state.consume_token(following[0])
-        text = found.decode(errors="ignore")
+        text = forced.decode(errors="ignore")
         if self.ends_after(text):
             return text
         words = re.match(r"(?s:.*\S)(?=\s)", text)
@@ -228,13 +227,8 @@ class GrammarState:
 
     def begun_with(self, text: str) -> GrammarState:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
-        state = _after(self._state, text)
+        state = after(self._state, text.encode())
         return self if state is None else GrammarState(state, text)
-
-
-def _after(state: Any, text: str) -> Any | None:
-    """Return a copy of a matcher over bytes after `text`, or None if the grammar forbids it."""
-    return after(state, text.encode())
 
 
 class GrammarVocabulary:
@@ -257,25 +251,21 @@ class GrammarVocabulary:
         self._tokenizer = tokenizer
         self._size = (max(tokenizer.vocab_size, len(texts)) + 7) // 8
         self._ends = _bits(end_ids)
-        usable = [
-            token
-            for token, text in enumerate(texts)
-            if text and token not in end_ids and self._reads(token, text)
-        ]
+        # the tokens that llguidance reads as the texts that the member's codec decodes
+        read = {
+            token: self.read([token])
+            for token, text in enumerate(texts[: tokenizer.vocab_size])
+            if text and token not in end_ids and not tokenizer.is_special_token(token)
+        }
+        usable = {
+            token: own
+            for token, own in read.items()
+            if own and (REPLACEMENT in texts[token] or own == texts[token].encode())
+        }
         self._usable = _bits(usable)
-        missing = {bytes([byte]) for byte in NEEDED_BYTES}.difference(
-            self.read([token]) for token in usable
-        )
-        if missing:
+        if missing := {bytes([byte]) for byte in NEEDED_BYTES}.difference(usable.values()):
             raise GrammarError(f"none of its tokens is {min(missing)!r}, which texts can hold")
         self._start = functools.lru_cache(MAX_GRAMMARS)(self._compiled)
-
-    def _reads(self, token: int, text: str) -> bool:
-        """Return whether llguidance reads a token as the text that the member's codec decodes."""
-        if token >= self._tokenizer.vocab_size or self._tokenizer.is_special_token(token):
-            return False
-        read = self.read([token])
-        return bool(read) and (REPLACEMENT in text or read == text.encode())
 
     def matcher(self, grammar: Grammar, lead: str, begun: str = "") -> Any:
         """Return a new matcher at the start of a response, or after its beginning `begun`.

@@ -113,8 +113,8 @@ def next_bytes(state: Any) -> bytes:
     Raises:
         GrammarError: the grammar exceeds a limit of llguidance.
     """
-    mask = next_tokens(state)[:32]  # without the bit of the end
-    return b"".join(_set_bits(place, bits) for place, bits in enumerate(mask) if bits)
+    mask = int.from_bytes(next_tokens(state), "little")
+    return bytes(byte for byte in range(256) if mask >> byte & 1)  # without the bit of the end
 
 
 def next_tokens(state: Any, member: str | None = None) -> bytes:
@@ -144,7 +144,7 @@ def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any |
 
 
 def _is_stuck(state: Any, member: str | None) -> bool:
-    """Return whether no text begins with what a matcher has read. Raise the error of a limit."""
+    # whether no text begins with what the matcher has read; a limit is an error
     if not state.is_error():
         return False
     if state.get_error().startswith("NoExtensionBias"):
@@ -152,9 +152,3 @@ def _is_stuck(state: Any, member: str | None) -> bool:
     whose = "" if member is None else f"member {member!r}: "
     reason = " ".join(state.get_error().split()).partition(" <state>")[0]
     raise GrammarError(f"{whose}the grammar is too complex: {reason:.200}. Simplify it.")
-
-
-@functools.cache
-def _set_bits(place: int, bits: int) -> bytes:
-    """Return the numbers of the bits that are set in one byte of a mask."""
-    return bytes(8 * place + bit for bit in range(8) if bits >> bit & 1)

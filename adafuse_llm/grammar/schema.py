@@ -177,9 +177,9 @@ def _check_keyword(keyword: str, value: Any, path: Path) -> None:
 
 
 def _check_constant(value: Any, path: Path) -> None:
-    """Refuse constants that no response can contain, or that the compiler would round."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inner:
+    # no response can contain the value, or the compiler would round it
+    inner = list(value.values()) if isinstance(value, dict) else value
+    for each in inner if isinstance(inner, list) else ():
         _check_constant(each, path)
     if isinstance(value, str) and re.search(f"[{_CONTROLS}]", value):
         _refuse(path, "has a control character, which a response cannot contain")
@@ -263,13 +263,13 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     every = [option for group in groups for option in group]
 
     def are_different(values: Callable[[dict[str, Any]], list[Any]]) -> bool:
-        found = [dict.fromkeys(v for option in group for v in values(option)) for group in groups]
-        flat = [value for each in found for value in each]
+        own = [dict.fromkeys(v for option in group for v in values(option)) for group in groups]
+        flat = [value for each in own for value in each]
         return None not in flat and len(flat) == len(set(flat))  # None stands for other values
 
     def kind(option: dict[str, Any]) -> list[Any]:
-        found = option.get("type")
-        return ["number" if found == "integer" else found if isinstance(found, str) else None]
+        name = option.get("type")
+        return [{"integer": "number"}.get(name, name) if isinstance(name, str) else None]
 
     def constants(name: str, option: dict[str, Any]) -> list[Any]:
         return _constants(option.get("properties", {}).get(name), parts)
@@ -303,7 +303,9 @@ def _target(schema: Any, parts: Parts) -> dict[str, Any]:
     for _ in range(_FEW):
         if isinstance(schema, dict) and {"$ref"} <= schema.keys() <= _REFERENCE:
             schema, _ = parts.get(_pointer(schema["$ref"]), (schema, {}))
-    return schema if isinstance(schema, dict) else {"enum": []} if schema is False else {}
+    if schema is False:  # no value fits
+        return {"enum": []}
+    return schema if isinstance(schema, dict) else {}
 
 
 def _pointer(ref: str) -> Path:

@@ -33,9 +33,6 @@ STACK_BYTES: Final = 2**20
 """Stack of a trial. llguidance reads grammars recursively, so deep ones crash it. Threads of this
 process have 2 MiB or more, so what a trial survives is harmless here."""
 
-NICENESS: Final = 10
-"""How much less urgent a trial is than this process."""
-
 MAX_WAIT_SECONDS: Final = 30.0
 """Maximum seconds that a trial waits for its place, and that it takes if the machine is busy."""
 
@@ -112,8 +109,6 @@ def compile_here(lark: str) -> None:
     byte_tokenizer()
     begin()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent holds in memory what stands there
-    if hasattr(os, "nice"):
-        os.nice(NICENESS)
     limit_process(MAX_CPU_SECONDS, MAX_BYTES)
     survived: list[bool] = []
 

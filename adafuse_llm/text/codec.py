@@ -18,7 +18,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any
 
 from adafuse_llm.errors import InvalidInputError
@@ -30,7 +29,7 @@ from adafuse_llm.text.templates import (
     TemplateFacts,
     render_conversation,
 )
-from adafuse_llm.text.words import REPLACEMENT, added
+from adafuse_llm.text.words import REPLACEMENT, added, same_start
 
 CONTEXT = "a b"
 """Text before a text that is checked."""
@@ -199,8 +198,8 @@ class TokenizerCodec(TextCodec):
         return before
 
     def control_token_in(self, text: str) -> str | None:
-        found = self._in_prompt.pattern.search(text)
-        return None if found is None else found[0]
+        match = self._in_prompt.pattern.search(text)
+        return None if match is None else match[0]
 
     def encode_conversation(
         self, conversation: Conversation, start: ReplyStart = AT_START
@@ -217,22 +216,19 @@ class TokenizerCodec(TextCodec):
             return ""
         marked = conversation.with_last(conversation.messages[-1]["content"] + _END)
         rendered, marks = self._rendered(marked, variables)
-        _, found, opening = rendered.rpartition(_END)
-        return marks.sub("", opening) if found else ""
+        _, mark, opening = rendered.rpartition(_END)
+        return marks.sub("", opening) if mark else ""
 
     def _encode_begun(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
-        """Encode a conversation whose reply continues the last message.
-
-        The template renders the message with a mark as its content, and the rendering is cut at the
-        mark. So the member reads exactly the given text, even if the template changes the content
-        of messages. Reasoning that the template opens does not precede the text.
-        """
-        text, found = conversation.begun, ""
+        # A mark stands for the last message, and what follows the mark is cut off. So the member
+        # reads exactly the text of this message, even if the template changes texts.
+        text, mark = conversation.begun, ""
         with suppress(InvalidInputError):  # the template may require another role at the end
             rendered, marks = self._rendered(conversation.with_last(_END), variables)
-            head, found, _ = rendered.rpartition(_END)
-        if not found:
+            head, mark, _ = rendered.rpartition(_END)
+        if not mark:
             head, marks = self._rendered(conversation.before_reply(), variables)
+        # reasoning that the template opens does not precede the text
         thought = _NO_THOUGHT.search(head)
         if thought and (not thought["closed"] or text.lstrip().startswith(REASONING_OPENS)):
             head = head[: thought.start()]
@@ -244,23 +240,19 @@ class TokenizerCodec(TextCodec):
     def _rendered(
         self, conversation: Conversation, variables: Mapping[str, Any]
     ) -> tuple[str, re.Pattern[str]]:
-        """Render a conversation.
+        """Return a rendered conversation, and a pattern that splits it.
 
-        Returns:
-            The text, and a pattern that splits it at the marks of control tokens that messages,
-            tools and variables spell out. The only group of the pattern is the spelled token.
-
-        Raises:
-            InvalidInputError: the template does not accept the messages.
+        The pattern splits it at the marks of control tokens that messages, tools and variables
+        spell out. Its only group is the spelled token.
         """
-        given = [vars(conversation), list(map(vars, conversation.tools)), variables]
-        whole = json.dumps(given, ensure_ascii=False, default=str)
+        texts = [vars(conversation), list(map(vars, conversation.tools)), variables]
+        whole = json.dumps(texts, ensure_ascii=False, default=str)
         unused = (character for character in map(chr, _MARKS) if character not in whole)
         start, end = next(unused), next(unused)
 
         @functools.cache
         def mark(text: str) -> str:
-            """Enclose control tokens in marks, or the whole text if another part becomes one."""
+            # marks enclose control tokens, or the whole text if another part becomes one
             others = filter(None, control.pattern.split(text))
             safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
             return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
@@ -288,7 +280,7 @@ class TokenizerCodec(TextCodec):
 
     @functools.cached_property
     def _reads_parts(self) -> bool:
-        """Whether the template reads only content in parts, as those of some multimodal models."""
+        # some multimodal models read only content in parts
         word = "word0word"
         try:
             return word not in self._apply_template([{"role": "user", "content": word}])
@@ -296,7 +288,7 @@ class TokenizerCodec(TextCodec):
             return False
 
     def _encode_rendered(self, rendered: str, marks: re.Pattern[str]) -> list[int]:
-        """Encode a rendered conversation. Text that `marks` encloses contains no control token."""
+        # text between marks has no control token
         first, *parts = marks.split(rendered)
         tokens, before = self._encode_template(first), self._before_template
         if tokens[: len(before)] != before:
@@ -317,11 +309,9 @@ class TokenizerCodec(TextCodec):
         return tokens[len(context) :], exact
 
     def _extend(self, tokens: list[int], text: str, control: _ControlTokens) -> bool:
-        """Encode `text` as a continuation of `tokens`, and append it to `tokens`.
+        """Append the tokens that continue `tokens` with `text`. Return whether they are exact.
 
-        Returns:
-            Whether the encoding is exact. It contains no tokens of `control`, unless a single
-            character becomes such a token.
+        They contain no tokens of `control`, unless a single character becomes such a token.
         """
         exact = True
         pending = [text]
@@ -339,10 +329,7 @@ class TokenizerCodec(TextCodec):
     def _encode_piece(
         self, context: Sequence[int], text: str, control: _ControlTokens
     ) -> tuple[list[int], bool]:
-        """Encode `text` with the first anchor that gives an exact encoding.
-
-        If there is none, the tokens may be tokens of `control`.
-        """
+        # with the first anchor that makes the encoding exact; else they may be tokens of `control`
         inexact: list[int] = []
         for anchor, before in self._anchors:
             whole = self._encode(anchor + text)
@@ -376,11 +363,7 @@ class TokenizerCodec(TextCodec):
         ]
 
     def _encode_template(self, text: str, *, is_first: bool = True) -> list[int]:
-        """Encode a part of a rendered conversation, including its control tokens.
-
-        Parts after the first are encoded after an anchor, so that the tokenizer does not encode
-        them as the start of a text.
-        """
+        # parts of a conversation after the first do not begin a text, so they follow an anchor
         for anchor, before in () if is_first else self._anchors[1:]:
             whole = self._encode(anchor + text, as_text=False)
             if whole[: len(before)] == before:
@@ -390,10 +373,16 @@ class TokenizerCodec(TextCodec):
     def _encode(
         self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
     ) -> list[int]:
-        """Return the tokens of a text, in which control tokens are text if `as_text` is true."""
+        # control tokens in the text are text if `as_text` is true
         core = self._core if as_text else self._template_core
         if core is not None:
-            _set(core, as_text=as_text)
+            # other callers may have stored other settings in the tokenizer
+            if core.encode_special_tokens != as_text:
+                core.encode_special_tokens = as_text
+            if core.truncation is not None:
+                core.no_truncation()
+            if core.padding is not None:
+                core.no_padding()
             tokens: list[int] = core.encode(text, add_special_tokens=add_special_tokens).ids
             return tokens
         with self._lock:
@@ -413,10 +402,8 @@ class TokenizerCodec(TextCodec):
 
 
 def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
-    """Return the ``tokenizers.Tokenizer`` for text, and the one for rendered conversations.
-
-    They are None if a tokenizer has none that can be copied, or has methods of its own.
-    """
+    # a `tokenizers.Tokenizer` for text, and one for rendered conversations; None if a tokenizer
+    # has none that can be copied, or has methods of its own
     if not getattr(tokenizer, "is_fast", False):
         return None, None
     from transformers import PreTrainedTokenizerFast
@@ -432,16 +419,6 @@ def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
         return core, copy.deepcopy(core) if needs_two else None
     except Exception:  # some parts of tokenizers that are written in Python cannot be copied
         return None, None
-
-
-def _set(core: Any, *, as_text: bool) -> None:
-    """Restore the settings of a tokenizer, because other callers may have stored others in it."""
-    if core.encode_special_tokens != as_text:
-        core.encode_special_tokens = as_text
-    if core.truncation is not None:
-        core.no_truncation()
-    if core.padding is not None:
-        core.no_padding()
 
 
 class _ControlTokens:
@@ -469,14 +446,12 @@ class _ControlTokens:
         self.pattern = re.compile("|".join([*map(re.escape, texts), *bytes_]) or "(?!)")
 
     def split(self, text: str, tokens: Sequence[int]) -> list[str]:
-        """Split `text` so that its parts do not become control tokens.
-
-        Every spelling is split after its first character. A text without spellings is halved if its
-        `tokens` nevertheless contain a control token, because the tokenizer normalizes the text.
-        """
+        """Split `text`, which has these `tokens`, so that its parts become no control tokens."""
+        # every spelling is split after its first character
         cuts = [0]
         while match := self.pattern.search(text, cuts[-1]):
             cuts.append(match.start() + 1)
+        # a tokenizer that normalizes text makes control tokens of other text, too
         if len(cuts) == 1 and len(text) > 1 and not self.ids.isdisjoint(tokens):
             cuts.append(len(text) // 2)
         return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]
@@ -491,15 +466,10 @@ def change_of(codec: TextCodec, text: str) -> str | None:
 
 def difference(text: str, read: str) -> str:
     """Describe how `read` differs from `text`, in ASCII, from the first difference to the last."""
-    size = min(len(text), len(read))
-    before = _same(zip(text, read, strict=False))
-    after = min(size - before, _same(zip(reversed(text), reversed(read), strict=False)))
-    given, changed = text[before : len(text) - after], read[before : len(read) - after]
-    return f"{_shown(given)} becomes {_shown(changed)}"
-
-
-def _same(pairs: zip[tuple[str, str]]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    before = same_start(text, read)
+    text, read = text[before:], read[before:]
+    after = same_start(text[::-1], read[::-1])
+    return f"{_shown(text[: len(text) - after])} becomes {_shown(read[: len(read) - after])}"
 
 
 def _shown(text: str) -> str:

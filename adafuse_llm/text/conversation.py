@@ -394,11 +394,11 @@ def check_content(content: Any, what: str) -> str:
     return content
 
 
-def function_of(given: Any) -> Mapping[str, Any]:
+def function_of(tool: Any) -> Mapping[str, Any]:
     """Return the function of a tool or a call, which has OpenAI's form or ours."""
-    given = given if isinstance(given, Mapping) else {}
-    function = given.get("function")
-    return function if isinstance(function, Mapping) else given
+    mapping: Mapping[str, Any] = tool if isinstance(tool, Mapping) else {}
+    function = mapping.get("function")
+    return function if isinstance(function, Mapping) else mapping
 
 
 def _check_call(call: Any, label: str) -> MessageCall:
@@ -488,10 +488,7 @@ def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
 
 
 def _block(opens: str, text: str, closes: str) -> str:
-    r"""Return JSON `text` between markers.
-
-    ``</`` is escaped as ``<\/``, so the text cannot contain a closing marker.
-    """
+    # JSON whose ``</`` is escaped cannot contain a closing marker
     escaped = text.replace("</", r"<\/")
     return f"{opens}\n{escaped}\n{closes}"
 
@@ -502,7 +499,6 @@ def to_json(value: Any) -> str:
 
 
 def _plain_json(value: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """Return a copy that consists of dicts, lists, text, numbers, booleans and None."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
         plain: dict[str, Any] = json.loads(text)

@@ -33,31 +33,23 @@ Variables = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class _Beginning:
-    """How a template begins a reply.
-
-    Attributes:
-        prefix: the reasoning that the template opens; empty if it opens none.
-        reasons: whether the member reasons before it answers, or may do so.
-    """
-
     name: str
     codec: TextCodec
     variables: Mapping[str, Any]
-    prefix: str = ""
-    reasons: bool = False
+    prefix: str = ""  # the reasoning that the template opens
+    reasons: bool = False  # whether the member reasons before it answers, or may do so
 
     @classmethod
     def of(
         cls, name: str, codec: TextCodec, conversation: Conversation, variables: Mapping[str, Any]
     ) -> _Beginning:
-        """Return how a member's template begins the reply to a conversation."""
         if not codec.template_facts.knows_reasoning:
             return cls(name, codec, variables)
         try:
             opening = codec.reply_opening(conversation, variables)
             prefix = open_reasoning(opening)
-            closed = not prefix and REASONING_CLOSES in opening
-            reasons = bool(prefix) or not (closed or _is_off(codec, variables))
+            is_closed = REASONING_CLOSES in opening
+            reasons = bool(prefix) or not (is_closed or _is_off(codec, variables))
         except InvalidInputError:  # encoding the conversation raises the same error, with the name
             return cls(name, codec, variables)
         return cls(name, codec, variables, prefix, reasons)
@@ -83,8 +75,7 @@ def _switches(codec: TextCodec) -> list[str]:
 
 
 def _is_off(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
-    """Return whether reasoning is off unless a variable of the template switches it on."""
-
+    # whether reasoning is off unless a variable of the template switches it on
     def shown(**switch: bool) -> list[int]:
         return codec.encode_conversation(QUESTION, ReplyStart({**variables, **switch}))
 
@@ -124,11 +115,13 @@ def start_replies(
                 "form out."
             )
         return {name: ReplyStart(values) for name, values in variables.items()}, prefix
+    # unless all members reason, nobody does
     beginnings = _beginnings(codecs, conversation, variables)
     if not (free and all(each.reasons for each in beginnings)):
         beginnings = [each.without_reasoning(conversation) for each in beginnings]
     is_open = free and all(each.reasons for each in beginnings)
     prefix = next((each.prefix for each in beginnings if each.prefix), "") if is_open else ""
+    # all begin at the same place: where one template opens reasoning, or behind what is open
     starts = {}
     for each in beginnings:
         added = "" if each.prefix else prefix

@@ -64,6 +64,7 @@ class Transcript:
         """
         before = len(self.text)
         self.text += span
+        # the first stop sequence or next turn ends the response
         cut = self._first(self._stops, before, self._can_end)
         turn = self._first(self._turns, before)
         if turn is not None and (cut is None or turn < cut):
@@ -96,10 +97,7 @@ class Transcript:
     def _first(
         self, texts: Sequence[str], before: int, can_end: Callable[[str], bool] | None = None
     ) -> int | None:
-        """Return where the first of the texts begins that ends after index `before`, if any.
-
-        Starts before which the response cannot end do not count.
-        """
+        # where the first of the texts begins that ends after index `before`, if any
         starts = []
         for text in texts:
             start = max(0, before - len(text) + 1) - 1
@@ -107,6 +105,7 @@ class Transcript:
                 starts.append(start)
         if can_end is None:
             return min(starts, default=None)
+        # the response must be able to end there
         return next((start for start in sorted(starts) if can_end(self.text[:start])), None)
 
 

@@ -129,6 +129,7 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
     if conversation.has_tools and reads_tools:
         with suppress(InvalidInputError):
             return _render_tools(conversation, facts, render)
+    # the member reads tools, calls and results as text
     adds = conversation.tools or conversation.instructions
     default = _default_system(conversation, render, ()) if adds else ""
     messages: Messages = conversation.flat(default=default)
@@ -156,12 +157,8 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
 
 
 def _render(messages: Messages, tools: Messages, render: Render, needed: str = "") -> str:
-    """Render messages as they are, or as the template accepts them.
-
-    If the template refuses the messages, it gets alternating turns: consecutive messages are
-    merged, and messages of the system become messages of the user, at first all but the first. A
-    rendering without the text `needed`, which is a part of the system message, is refused, too.
-    """
+    # A template that refuses messages gets alternating turns. Text of the system that it must
+    # write, `needed`, shows whether it has read the messages.
     reason: Exception | None = None
     for form in (messages, _alternating(messages, keeps_first=True), _alternating(messages)):
         try:
@@ -180,8 +177,8 @@ def _render(messages: Messages, tools: Messages, render: Render, needed: str = "
 def _alternating(messages: Messages, *, keeps_first: bool = False) -> list[Mapping[str, Any]]:
     """Turn system messages and plain tool results into user messages, and merge consecutive ones.
 
-    The result begins with a user message, or with a system message if `keeps_first`. Messages with
-    tool calls and results of calls do not change.
+    Messages with tool calls and results of calls do not change. A first system message stays if
+    `keeps_first`.
     """
     result: list[Mapping[str, Any]] = []
     for message in messages:
@@ -203,20 +200,16 @@ def _is_start(messages: Messages) -> bool:
 
 
 def _default_system(conversation: Conversation, render: Render, tools: Messages) -> str:
-    """Return the system text that a template writes if a conversation has no system message.
-
-    It stands where the template writes a given system message. It is empty if the conversation has
-    a system message, or the template writes no other.
-    """
+    # a template may write a system text of its own where a conversation has none
     if conversation.has_system:
         return ""
     user = {"role": "user", "content": "Who?"}
     try:
         bare = render([user], tools)
-        given = render([{"role": "system", "content": _WORD}, user], tools)
+        marked = render([{"role": "system", "content": _WORD}, user], tools)
     except Exception:  # the template accepts no system message
         return ""
-    before, _, after = given.partition(_WORD)
+    before, _, after = marked.partition(_WORD)
     if not bare.startswith(before) or not bare.endswith(after):
         return ""
     return bare[len(before) : len(bare) - len(after)]
@@ -230,11 +223,8 @@ def _tool(tool: Tool) -> dict[str, Any]:
 def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[dict[str, Any]]:
     """Return messages with calls in the form of OpenAI's API, which templates expect.
 
-    Calls get ids of nine letters and digits, because some templates require them.
-
-    Args:
-        messages: checked messages.
-        as_text: whether arguments are JSON text, as few templates expect, instead of a dict.
+    Few templates expect arguments `as_text`, which is JSON. Some require ids of nine letters and
+    digits.
     """
     result: list[dict[str, Any]] = []
     numbers = itertools.count(1)
@@ -284,7 +274,7 @@ def member_variables(
 def _check_variables(
     variables: Mapping[str, Any], facts: Mapping[str, TemplateFacts], members: Sequence[str]
 ) -> None:
-    """Check variables that one of the members in `facts` must read, if there are any."""
+    # one of the members in `facts` must read each variable
     read = sorted({name for each in facts.values() for name in each.variables})
     for name, value in variables.items():
         if facts and name not in read:

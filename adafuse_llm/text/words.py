@@ -49,14 +49,15 @@ def added(before: str, after: str) -> str:
 
     If `before` ends inside a character and `after` completes it, the character counts as added.
     """
-    if after.startswith(before):
+    if after.startswith(before):  # the usual case, and fast
         return after[len(before) :]
-    same = 0
-    for left, right in zip(before, after, strict=False):
-        if left != right:
-            break
-        same += 1
-    return after[same:]
+    return after[same_start(before, after) :]
+
+
+def same_start(left: str, right: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((size for size, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def is_incomplete(text: str) -> bool:
@@ -108,9 +109,9 @@ def has_end(word: str) -> bool:
 
 
 def _unspaced_letters(text: str) -> int:
-    """Return the number of letters of scripts without spaces; combining marks do not count."""
-    found = UNSPACED.findall(text)
-    return sum(unicodedata.category(each) in ("Lo", "Lm") for each in found)
+    # combining marks are no letters
+    letters = UNSPACED.findall(text)
+    return sum(unicodedata.category(letter) in ("Lo", "Lm") for letter in letters)
 
 
 def leading_space(text: str) -> str:
