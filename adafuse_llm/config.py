@@ -23,7 +23,7 @@ from typing_extensions import Unpack
 
 from adafuse_llm.calibration import Calibration
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
-from adafuse_llm.tree.sampling import derived_seeds
+from adafuse_llm.tree.sampling import derived_seed
 
 __all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
 
@@ -405,7 +405,7 @@ class AdaFuseConfig(Options):
         derived from the first one.
         """
         first = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
-        return derived_seeds(first, self.n)
+        return (first, *(derived_seed(first, f"response {number}") for number in range(1, self.n)))
 
     def check_n(self) -> None:
         """Check that the `n` responses can differ.

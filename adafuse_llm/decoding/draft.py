@@ -41,15 +41,12 @@ further tokens are expensive wait until all propose it."""
 EXPENSIVE = 0.5
 """Highest `Backend.token_cost` of a member that drafts tokens which may never be needed."""
 
-MIN_RESPONSE_TOKENS = 4
-"""Number of response tokens that the limit on drafts assumes while the response is shorter."""
-
 MAX_DRAFT = 6
 """Maximum number of tokens that a member drafts for a larger one at a time."""
 
 START_RATE, RATE_STEP, RETRY_STEP = 0.7, 0.15, 0.01
-"""Expected share of drafted tokens that are right, the weight of each new observation, and how fast
-the expectation returns to its start while nothing is drafted."""
+"""Expected share of right drafts, the weight of a new observation, and how fast the expectation
+returns to its start while nothing is drafted."""
 
 MAX_SIZE = 0.5
 """Largest size of a member that drafts, relative to the one for which it drafts."""
@@ -195,6 +192,7 @@ class Drafts(NoDrafts):
         for member in self._members:
             backend = member.backend  # a GGUF member's lane is not its device
             by_lane[backend.device if backend.device in lanes else backend.lane].append(member)
+        # members of a lane take turns, so a later one can read what an earlier one proposed
         self._lanes = list(by_lane.values())
         self._lookups = {member: Lookup() for member in self._members}
         self._config, self._is_used = AdaFuseConfig(), False
@@ -262,13 +260,13 @@ class Drafts(NoDrafts):
             # inside a word, it also reads the words that could be proposed instead
             rivals: list[Node] = []
             if start is not member.tree.root:
-                rivals = yield from self._proposed(member, config)
+                rivals = yield from self._rivals(member, config)
             nodes = dict.fromkeys([*drafts, *rivals])
             new = [n for n in nodes if n.next is None and member.fits(n) and n is not start]
             yield Ask((member.with_drafts(asked.query, new),))
             best.learn(start, drafts)
 
-    def _proposed(self, member: MemberState, config: AdaFuseConfig) -> Steps[list[Node]]:
+    def _rivals(self, member: MemberState, config: AdaFuseConfig) -> Steps[list[Node]]:
         # under a grammar, which they may be unable to follow, other members are not asked
         if member.grammar is not None or member.backend.token_cost > EXPENSIVE:
             return []
@@ -287,7 +285,7 @@ class Drafts(NoDrafts):
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
-        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # of another pool
+        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # the one of this pool
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
@@ -309,7 +307,7 @@ class Drafts(NoDrafts):
                     tips += self._starts(member, end)
         # copies may never be needed, so a member adds them while it has processed few tokens
         processed = member.tokens + member.reused - member.prompt_tokens
-        committed = max(member.response_tokens, MIN_RESPONSE_TOKENS)
+        committed = max(member.response_tokens, 4)  # the first words may have copies, too
         may_waste = processed <= (2 + self._config.branches) * committed
         if may_waste and member.backend.token_cost <= EXPENSIVE:
             for tip in tips:

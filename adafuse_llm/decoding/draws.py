@@ -39,6 +39,7 @@ class Draws:
         before, silent = self._state(node.parent or node, shown)
         new = self._unfinished + text
         whole = new.rstrip(REPLACEMENT)
+        # half a character waits for the tokens that complete it
         is_new = node.parent is not None
         self._known = {node: ("", silent + is_new if whole == before else 0)}
         self._unfinished = new[len(whole) :]

@@ -28,13 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MemberQuery:
-    """A query to one member.
+    """A query to one member, to which drafts may be added if `may_draft`.
 
-    Attributes:
-        member: the member.
-        query: the query.
-        may_draft: whether drafts may be added.
-        without_drafts: the query to repeat if this one fails with its drafts; None if it has none.
+    If it fails with drafts, the query `without_drafts` is repeated. It is None if there are none.
     """
 
     member: MemberState
@@ -64,6 +60,7 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     running = dict(enumerate(steps))
     while running:
         queries: list[MemberQuery] = []
+        # every computation goes on until it asks, or ends
         for index, step in list(running.items()):
             try:
                 queries += next(step).queries
@@ -204,11 +201,7 @@ class MemberState:
             return self.codec.decode_continuation(self.tree.ids, tokens)
 
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
-        """Encode `text` as the continuation of `after`, and add its tokens to the tree.
-
-        Args:
-            text: the text.
-            after: the node to continue. Default: the last committed token.
+        """Encode `text` as the continuation of `after` (default: the root), and grow the tree.
 
         Returns:
             The last node of the text, and whether the tokens decode to exactly this text. None if
@@ -242,8 +235,7 @@ class MemberState:
     ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
-        Results that the tree already holds are not computed again. A pass that evaluates nodes may
-        carry drafts, unless `drafting` is False.
+        What the tree holds is not computed again. If `drafting`, the pass may carry drafts.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
@@ -252,11 +244,9 @@ class MemberState:
             yield Ask((MemberQuery(self, query, drafting and bool(wanted)),))
 
     def with_drafts(self, query: Query, nodes: Sequence[Node]) -> MemberQuery:
-        """Add drafts to a query. Those after which the grammar permits no token are left out.
+        """Add drafts to a query, parents first.
 
-        Args:
-            query: a query of this member.
-            nodes: the drafts, which it does not evaluate. Parents come first.
+        Those after which the grammar permits no token are left out.
         """
         if not (drafts := self.permits.permitted(nodes)):
             return MemberQuery(self, query)
@@ -288,10 +278,9 @@ class MemberState:
         self.reused += result.reused
 
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
-        """Return the tokens from the root to `node`, each with the `count` likeliest ones.
+        """Return the scored tokens from the root to `node`, each with the `count` likeliest ones.
 
-        All these tokens must be scored. A character belongs to the last of its tokens, so joining
-        the texts gives the text of `node`.
+        A character belongs to the last of its tokens, so the texts joined are the text of `node`.
         """
         tokens = []
         start, whole = 0, self.text(node)
@@ -321,12 +310,8 @@ class MemberState:
         return node.next
 
     def commit(self, node: Node, text: str) -> None:
-        """Commit the path to `node`, which becomes the root.
-
-        Args:
-            node: the new root.
-            text: the text of the path, as the first proposer wrote it.
-        """
+        """Commit the path to `node`, which stands for `text` as the first proposer wrote it."""
+        # tokens that only write spaces of the prompt belong to the prompt
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
         if self._draws is not None:
             self._draws.commit(node, self.opening.visible(text), self.shown)

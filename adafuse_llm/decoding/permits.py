@@ -19,7 +19,7 @@ class Form:
     """The form that a response must have.
 
     Attributes:
-        text: the response so far. All members of a request share this object.
+        text: the response so far, which all members of a request share.
         vocabulary: the member's tokens.
         state: the grammar's state at the start of the member's response.
     """
@@ -125,6 +125,7 @@ class Permits:
             self._states[node] = self._read(self._tree.root, self._form.vocabulary.encode(text))
         if self._states[node] is None:
             raise self._stuck(f"its tokens cannot write {text!r:.80}")
+        # nodes beside the new root are never asked about again
         kept = set(self._tree.nodes(node))
         self._states = {node: state for node, state in self._states.items() if node in kept}
         self._allowed = {node: mask for node, mask in self._allowed.items() if node in kept}

@@ -16,8 +16,7 @@ class Span:
     """A path in a member's tree that the member proposes.
 
     Attributes:
-        node: the last node of the span. A span that only ends the response has no tokens. Its
-            `node` is the node before the span.
+        node: the last node of the span, or the node before a span that only ends the response.
         ends: whether the response ends after the span.
     """
 
@@ -43,11 +42,13 @@ def propose(member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
     end = member.tree.root
     margins: list[float] = []
     for _ in range(config.max_words):
+        # how sure is the member of its next word?
         yield from member.evaluate([end])
         if member.is_full(end):
             break
         margins.append(member.next(end).margin)
         confident = margins[-1] >= config.margin_threshold
+        # one word or several alternatives, each grown to its end
         branches = 1 if confident else config.branches
         spans = yield from branch(member, end, branches, config)
         if not confident or spans[0].ends:
@@ -61,19 +62,13 @@ def branch(
 ) -> Steps[list[Span]]:
     """Return one span of one word after `start` for each of the `branches` likeliest tokens."""
     tokens = member.next(start).branches(branches)
-    first = {
-        token: member.tree.child(start, token) for token in tokens if token not in member.end_ids
-    }
-    last = yield from finish_words(
-        member,
-        start,
-        list(first.values()),
-        limit=config.max_word_tokens,
-        letters=config.max_word_letters,
+    firsts = [member.tree.child(start, token) for token in tokens if token not in member.end_ids]
+    lasts = yield from finish_words(
+        member, start, firsts, limit=config.max_word_tokens, letters=config.max_word_letters
     )
-    ends = dict(zip(first, last, strict=True))
+    ends = iter(lasts)
     return [
-        Span(ends[token], ends=False) if token in ends else Span(start, ends=True)
+        Span(start, ends=True) if token in member.end_ids else Span(next(ends), ends=False)
         for token in tokens
     ]
 
@@ -87,16 +82,11 @@ def finish_words(
     limit: int,
     letters: int,
 ) -> Steps[list[Node]]:
-    """Grow one word from each first token, and return the last nodes. The words share passes.
+    """Grow a word from each of the nodes `firsts` after `start`, and return the last nodes.
 
-    Args:
-        member: the member.
-        start: the node before the words.
-        firsts: the first node of each word.
-        follow: returns the next token of the word with an index, after its last node, which is
-            evaluated. Default: the token that the member writes.
-        limit: maximum number of tokens in a word.
-        letters: maximum number of letters of scripts without spaces in a word.
+    The words share passes. They have at most `limit` tokens, and `letters` letters of scripts
+    without spaces. `follow` returns the next token of the word with an index, after its last node,
+    which is evaluated. By default, it is the token that the member writes.
     """
     before = member.text(start)
     ends = list(firsts)
@@ -109,6 +99,7 @@ def finish_words(
 
     while growing := [index for index in growing if is_open(index)]:
         yield from member.evaluate(ends[i] for i in growing)
+        # each word takes the token that follows it, unless it ends before this token
         for i in list(growing):
             token = follow(i, ends[i]) if follow else member.next(ends[i]).chosen
             if token in member.end_ids:

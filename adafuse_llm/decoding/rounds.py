@@ -98,14 +98,11 @@ def play_round(
 
 
 def choose_best(
-    pool: Pool,
-    scored: Sequence[results.Candidate],
-    margins: dict[str, tuple[float, ...]],
+    pool: Pool, scored: Sequence[results.Candidate], margins: dict[str, tuple[float, ...]]
 ) -> RoundOutcome:
     """Choose the candidate with the lowest score, from a pool with scores in the same order.
 
-    If the candidate has more tokens than a member's limit allows, choose its longest prefix that
-    leaves every member within the limit.
+    If it has more tokens than a member's limit allows, its longest prefix within the limit counts.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -144,8 +141,7 @@ def _commit(
 def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
     """Choose text that the grammar determines, without a proposal of any member.
 
-    None if the grammar leaves a choice. If a limit is too low for the text, the members propose as
-    much of it as fits.
+    None if the grammar leaves a choice, or a limit is too low: then members propose what fits.
     """
     opening, grammar = members[0].opening, members[0].grammar
     text = "" if grammar is None or opening.is_reply else grammar.forced()
@@ -153,6 +149,7 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
         return None
     pool = Pool(opening)
     candidate = pool.suggest(opening.with_spaces(text), ends=grammar.ends_after(text))
+    # every member must have room for the text
     for member in members:
         pool.encode(member, candidate)
     if len(candidate.nodes) < len(members) or not pool.fits(candidate):
@@ -163,15 +160,9 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
 
 @dataclass
 class Response:
-    """One response while it grows.
+    """One response while it grows: its text, its rounds, and its log-likelihoods by member.
 
-    Attributes:
-        members: all members, each with its prompt.
-        strategy: name of the strategy.
-        transcript: the text so far.
-        calibration: what turns the finished response into its confidence, if anything does.
-        rounds: the rounds so far.
-        member_logprobs: log-likelihoods of the spans so far, by member.
+    A calibration, if there is one, gives the finished response its confidence.
     """
 
     members: Sequence[MemberState]
@@ -192,9 +183,9 @@ class Response:
 
     def cut(self) -> None:
         """Remove what a stop sequence cut off from the rounds, and the tokens that begin there."""
+        # the last rounds lose as many characters as the response has lost
         left = sum(len(done.text) for done in self.rounds) - len(self.transcript.text)
-        for number in range(len(self.rounds) - 1, -1, -1):
-            done = self.rounds[number]
+        for number, done in reversed([*enumerate(self.rounds)]):
             if left <= 0:
                 return
             kept = done.text[: max(0, len(done.text) - left)]
@@ -245,8 +236,8 @@ def decode(
     Args:
         response: the response, without rounds.
         play: the function that plays a round.
-        top_logprobs: number of likeliest tokens that the rounds list with each committed token.
-            None if the rounds have no log-probabilities of tokens.
+        top_logprobs: number of likeliest tokens that rounds list with each committed token. None if
+            rounds have no log-probabilities of tokens.
     """
     members, grammar = response.members, response.members[0].grammar
     for index in count():
@@ -299,6 +290,7 @@ def score_texts(members: Sequence[MemberState], pool: Pool) -> Generator[Ask | S
     scored = []
     for candidate in pool.candidates:
         result = score(candidate, members)
+        others = [member for member in members if member.name not in result.nll]
         scored.append(
             ScoredText(
                 text=candidate.shown,
@@ -306,23 +298,18 @@ def score_texts(members: Sequence[MemberState], pool: Pool) -> Generator[Ask | S
                 tokens={m.name: candidate.terms(m) for m in members if m.name in result.nll},
                 score=result.score,
                 loglikelihood=result.logprob,
-                missing={
-                    m.name: pool.why_missing(m, candidate)
-                    for m in members
-                    if m.name not in result.nll
-                },
+                missing={m.name: pool.why_missing(m, candidate) for m in others},
             )
         )
     yield Scores(texts=tuple(scored), usage=usage(members))
 
 
 def choose(members: Sequence[MemberState], choices: Sequence[str]) -> Steps[RoundOutcome]:
-    """Play the round of a response that is one of several texts.
+    """Play the round of a response that is one of several texts, each with the end of the response.
 
-    Every text ends the response. The NLL of a text is the sum over its tokens and the end of the
-    response, in nats, and F is the weighted mean over the members. A member that cannot score one
-    of the texts takes no part in the choice. The whitespace with which members begin a reply does
-    not count towards the limit of tokens.
+    The NLL of a text is the sum over its tokens and the end, in nats, and F is the weighted mean
+    over the members. A member that cannot score one of the texts takes no part in the choice. The
+    whitespace with which members begin a reply does not count towards the limit of tokens.
 
     Raises:
         ContextWindowError: a text does not fit a window together with this whitespace.
@@ -330,10 +317,7 @@ def choose(members: Sequence[MemberState], choices: Sequence[str]) -> Steps[Roun
     """
     opening = members[0].opening
     pool = Pool(opening)
-    if opening.is_reply:
-        yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
-        for member in members:
-            pool.expect(member)
+    yield from pool.expect(members)
     for text in choices:
         pool.suggest(opening.with_spaces(text), ends=True)
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
@@ -344,6 +328,7 @@ def choose(members: Sequence[MemberState], choices: Sequence[str]) -> Steps[Roun
                 f"in its context window of {member.window}. Shorten the prompt, or leave it out."
             )
     sums = [[-c.logprob(member) for c in pool.candidates] for member in members]
+    # a member that cannot score all texts has no say
     sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
     weights = [member.weight for member in members]
     scored = []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from adafuse_llm import results
-from adafuse_llm.decoding.member import MemberState, Steps
+from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.text.codec import difference
@@ -24,7 +24,7 @@ class PoolCandidate:
         ends: whether the response ends after the text.
         proposers: the members that proposed the candidate, in member order.
         nodes: the candidate's last node in each member's tree. A member is missing if it has not
-            encoded the text, or if its context window has no room for the text.
+            encoded the text, or has no room for it in its context window.
         exact: members whose tokens decode to exactly the text. Other members cannot score it.
     """
 
@@ -47,17 +47,13 @@ class PoolCandidate:
         return member.tree.path(self.nodes[member])
 
     def nll(self, member: MemberState) -> float:
-        """Return the mean negative log-likelihood per token in nats (equation 4).
-
-        The mean is infinite if the member cannot score the candidate.
-        """
+        """Return the mean negative log-likelihood per token in nats (equation 4), or infinity."""
         return 0.0 - self.logprob(member) / max(1, self.terms(member))
 
     def logprob(self, member: MemberState) -> float:
-        """Return the log-likelihood of the candidate in nats.
+        """Return the log-likelihood of the candidate in nats; -infinity if it cannot be scored.
 
-        A candidate that stops has one more term: the logarithm of the total probability of the
-        end-of-sequence tokens. The sum is -infinity if the member cannot score the candidate.
+        If the response ends after the candidate, this includes the log-probability of the end.
         """
         if member not in self.exact:
             return -math.inf
@@ -100,6 +96,7 @@ class Pool:
         """Add the spans of a member, and return the candidate of its likeliest span."""
         self._members[member] = None
         texts = [member.opening.from_tree_text(member.text(span.node)) for span in proposal.spans]
+        # at the start of a reply, a member keeps the whitespace with which it begins
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         candidates = [
@@ -136,6 +133,7 @@ class Pool:
                 for member in self._members:
                     self.encode(member, prefix)
                 yield prefix
+        # no text at all fits any limit
         prefix = PoolCandidate("", "", ends=False)
         prefix.nodes = {member: member.tree.root for member in self._members}
         yield prefix
@@ -199,14 +197,16 @@ class Pool:
         change = difference(self.written(member, candidate.text), read)
         return f"its tokenizer cannot write the text: {change}"
 
-    def expect(self, member: MemberState) -> None:
-        """Assume that a member's spans begin with the whitespace of its likeliest first token."""
-        root = member.tree.root
-        if not self._opening.is_reply or member in self._leading or root.next is None:
+    def expect(self, members: Sequence[MemberState]) -> Steps[None]:
+        """Assume that a reply begins with the whitespace of each member's likeliest first token."""
+        if not self._opening.is_reply:
             return
-        if root.next.chosen not in member.end_ids:
-            first = member.tree.child(root, root.next.chosen)
-            self._leading[member] = leading_space(member.text(first))
+        yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
+        for member in members:
+            token = member.next(member.tree.root).chosen
+            if token not in member.end_ids:
+                first = member.tree.child(member.tree.root, token)
+                self._leading[member] = leading_space(member.text(first))
 
     def written(self, member: MemberState, text: str) -> str:
         """Return the text that a member's tree gains if `text` is committed."""
@@ -232,9 +232,9 @@ def fuse(values: Sequence[float], weights: Sequence[float]) -> float | None:
 
     Return None if no member with a finite value has a weight above 0.
     """
-    scored = [(w, value) for w, value in zip(weights, values, strict=True) if math.isfinite(value)]
-    total = math.fsum(w for w, _ in scored)
-    return math.fsum(w * value for w, value in scored) / total if total > 0 else None
+    finite = [(w, value) for w, value in zip(weights, values, strict=True) if math.isfinite(value)]
+    total = math.fsum(w for w, _ in finite)
+    return math.fsum(w * value for w, value in finite) / total if total > 0 else None
 
 
 def to_result(
@@ -259,9 +259,7 @@ def to_result(
 
 
 def best_candidate(scored: Sequence[results.Candidate]) -> int:
-    """Return the index of the candidate with the lowest score.
-
-    If several candidates have the lowest score, the first of them wins.
+    """Return the index of the first candidate with the lowest score.
 
     Raises:
         DecodingError: no candidate has a score.

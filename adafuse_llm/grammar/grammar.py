@@ -43,8 +43,7 @@ MAX_FORCED = 1_000
 """Maximum number of bytes of the text that is forced at once."""
 
 MAX_GRAMMARS = 16
-"""Maximum number of compiled grammars that are kept, for each member and for texts. A grammar grows
-while texts are read, up to `adafuse_llm.grammar.matchers.MAX_LEXER_STATES`."""
+"""Maximum number of compiled grammars that are kept, for each member and for texts."""
 
 OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
 """Last line of every grammar, which overrules earlier ones. Text without an alternative may have
@@ -66,7 +65,7 @@ class Grammar:
     """A grammar that responses must fit.
 
     Args:
-        option: the option of `AdaFuseConfig` that gives the grammar, for errors.
+        option: the option of `AdaFuseConfig`, for errors.
         body: the grammar in llguidance's dialect of Lark. Its rule ``start`` is a response.
 
     Attributes:
@@ -83,6 +82,7 @@ class Grammar:
                 f"the grammar has {len(lark):,} characters; the limit is {MAX_CHARACTERS:,}. Use a "
                 "shorter grammar."
             )
+        # a hostile grammar harms only the child process that tries it
         try_grammar(lark)
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
@@ -91,6 +91,7 @@ class Grammar:
             raise GrammarError(
                 "no text fits it. Every repetition and recursion must be able to end."
             )
+        # some members begin replies with whitespace, which then belongs to the response
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
@@ -107,13 +108,12 @@ class Grammar:
             if source is not None:
                 text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
                 try:
-                    grammar = _grammar(option, text)
-                    if not is_usable(grammar._start):
+                    # lexers grow while texts are read, up to a limit
+                    if not is_usable(_grammar(option, text)._start):
                         _grammar.cache_clear()
-                        grammar = _grammar(option, text)
+                    return _grammar(option, text)
                 except GrammarError as error:
                     raise GrammarError(f"option {option!r}: {error}") from None
-                return grammar
         return None
 
     def text(self) -> GrammarState:
@@ -156,6 +156,7 @@ def _reason(error: str, option: str) -> str:
     line, column, message = match.groups() if match else ("", "", error)
     message = " ".join(message.split()).removeprefix("failed to compile JSON schema: ")
     message = message.rpartition(" error: ")[2]
+    # what is wrong decides what to do, or else the option
     remedy = _REMEDIES[option]
     if message.startswith("Unsatisfiable"):
         remedy = "No value fits this part. Correct it."
@@ -204,10 +205,7 @@ class GrammarState:
         return state is not None and bool(state.is_accepting()) and not next_bytes(state)
 
     def forced(self) -> str:
-        """Return the whole words that must follow the response, because nothing else can.
-
-        If the response must end after the forced text, the last word is included, too.
-        """
+        """Return the whole words that must follow the response, because nothing else can."""
         state, forced = self._state.deep_copy(), bytearray()
         while not state.is_accepting() and len(forced) < MAX_FORCED:
             following = next_bytes(state)
@@ -215,8 +213,9 @@ class GrammarState:
                 break
             forced += following
             state.consume_token(following[0])
+        # a character or a word that is only begun is not forced yet
         text = forced.decode(errors="ignore")
-        if self.ends_after(text):
+        if self.ends_after(text):  # the last word is whole, too
             return text
         words = re.match(r"(?s:.*\S)(?=\s)", text)
         return words[0] if words else ""
@@ -237,8 +236,7 @@ class GrammarVocabulary:
     Args:
         name: the member's name, for errors.
         tokenizer: llguidance's tokenizer with the member's tokens.
-        texts: the text of each token in the middle of a text, by token id.
-        end_ids: ids of the member's end-of-sequence tokens.
+        texts, end_ids: as for `Backend.token_texts` and `Backend.end_ids`.
 
     Raises:
         GrammarError: the tokens cannot write every text.
@@ -281,11 +279,9 @@ class GrammarVocabulary:
                 "begins. Leave it out with use=[...], or begin the response with other text."
             )
         lark = grammar.lark(lead)
-        start = self._start(grammar.option, lark)
-        if not is_usable(start):
+        if not is_usable(self._start(grammar.option, lark)):
             self._start.cache_clear()
-            start = self._start(grammar.option, lark)
-        state = start.deep_copy()
+        state = self._start(grammar.option, lark).deep_copy()
         consumed = state.consume_tokens(tokens)
         assert consumed, f"the grammar does not allow {begun!r}"
         return state
@@ -313,6 +309,7 @@ class GrammarVocabulary:
     def mask(self, state: Any) -> Allowed | None:
         """Return the tokens that may follow in a state of a matcher, or None if none may."""
         bits = int.from_bytes(next_tokens(state, self.name), "little") & self._usable
+        # the end is one alternative, whatever its tokens
         may_end = not state.is_error() and bool(state.is_accepting())
         is_forced = bits & (bits - 1) == 0 and bool(bits) != may_end
         if may_end:

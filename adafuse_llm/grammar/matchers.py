@@ -82,12 +82,7 @@ def byte_tokenizer() -> Any:
 
 
 def compiled(tokenizer: Any, lark: str) -> Any:
-    """Return a matcher at the start of a text. Its method ``is_error`` tells whether it failed.
-
-    Args:
-        tokenizer: the tokens that the matcher reads.
-        lark: the grammar in llguidance's dialect of Lark.
-    """
+    """Return a matcher of a grammar in Lark. Its method ``is_error`` tells whether this failed."""
     library = llguidance()
     limits = library.LLParserLimits(
         max_lexer_states=MAX_LEXER_STATES,
@@ -98,10 +93,7 @@ def compiled(tokenizer: Any, lark: str) -> Any:
 
 
 def is_usable(matcher: Any) -> bool:
-    """Return whether a matcher can be copied and used. Its lexer may have reached a limit since.
-
-    The lexer belongs to the matcher and all its copies.
-    """
+    """Return whether the lexer of a matcher, which all its copies share, is below its limit."""
     copy = matcher.deep_copy()
     copy.compute_bitmask()
     return not copy.is_error()
@@ -120,12 +112,9 @@ def next_bytes(state: Any) -> bytes:
 def next_tokens(state: Any, member: str | None = None) -> bytes:
     """Return the tokens that may follow in a matcher, one bit per token. Empty if there is none.
 
-    Args:
-        state: the matcher.
-        member: name of the member whose tokens it reads; None if it reads bytes.
-
     Raises:
-        GrammarError: the grammar exceeds a limit of llguidance.
+        GrammarError: the grammar exceeds a limit of llguidance. The error names the `member` whose
+            tokens the matcher reads.
     """
     mask = bytes(state.compute_bitmask())
     return b"" if _is_stuck(state, member) else mask

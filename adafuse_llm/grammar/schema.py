@@ -103,6 +103,7 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
         prepared: dict[str, Any] = _prepared(schema, (), parts)
     except RecursionError:
         _refuse((), "is nested too deeply", "Move inner schemas to '$defs' and use '$ref'.")
+    # "multipleOf" is not enforced where parts of a schema are combined
     is_joint = any(
         "allOf" in given or (_JOINED & out.keys() and out.keys() - _JOINED - _DEFINITIONS)
         for given, out in parts.values()
@@ -130,7 +131,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {key: each for key, each in schema.items() if not is_absent(key, each)}
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for keyword, value in schema.items():
         place = (*path, keyword)
         _check_keyword(keyword, value, place)
@@ -138,21 +139,22 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
             is_pattern = keyword == "patternProperties"
             names = [_pattern(name, place) for name in value] if is_pattern else value
             inner = [_prepared(value[name], (*place, name), parts) for name in value]
-            found[keyword] = dict(zip(names, inner, strict=True))
+            kept[keyword] = dict(zip(names, inner, strict=True))
         elif keyword in _SCHEMAS:
-            found[keyword] = _prepared(value, place, parts)
+            kept[keyword] = _prepared(value, place, parts)
         elif keyword in _KEPT:
             _check_constant(value, place)
-            found[keyword] = value
-    if not isinstance(found.get("items"), list):  # lists are tuples, as before draft 2020-12
-        found.pop("additionalItems", None)
+            kept[keyword] = value
+    if not isinstance(kept.get("items"), list):  # lists are tuples, as before draft 2020-12
+        kept.pop("additionalItems", None)
+    # without a type, a schema also allows numbers and strings
     types = schema.get("type", "number or string")
     if "number" in types or "integer" in types:
-        _add_bounds(schema, path, found)
+        _add_bounds(schema, path, kept)
     if "string" in types:
-        _add_patterns(schema, path, found)
+        _add_patterns(schema, path, kept)
     # The compiler reads keywords in turn. Those that belong together must not be interrupted.
-    out = dict(sorted(found.items(), key=lambda item: item[0] in _FIXED + _COMBINED))
+    out = dict(sorted(kept.items(), key=lambda item: item[0] in _FIXED + _COMBINED))
     parts[path] = schema, out
     return out
 
@@ -189,7 +191,7 @@ def _check_constant(value: Any, path: Path) -> None:
 
 
 def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None:
-    """Bound numbers, and their decimals so that what is within bounds is so as a float, too."""
+    # what is within bounds must be so as a float, too, so the decimals have bounds as well
     numbers = {key: Decimal(str(schema[key])) for key in _NUMBERS if key in schema}
     is_literal = "const" in schema or "enum" in schema
     if not numbers and (is_literal or "type" not in schema):
@@ -226,6 +228,7 @@ def _add_patterns(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> No
     if pattern.startswith(_LOOKAHEAD):
         pattern = f"^{pattern.removeprefix(_LOOKAHEAD)}"
         patterns.append("[^-+.]")
+    # the first pattern is the schema's, and all others must match, too
     for each in filter(None, [_pattern(pattern, (*path, "pattern")), *patterns]):
         if "pattern" in out:
             out["allOf"] = [*out.get("allOf", ()), {"pattern": each}]
@@ -250,15 +253,16 @@ def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> 
     others = {"properties", "patternProperties"} & out.keys()
     if limits or others or not all(isinstance(name, str) for name in names):
         _refuse(path, "is supported only as an 'enum' of names, beside 'additionalProperties'")
+    # properties with these names take the place of additional ones
     pattern = _pattern(f"^({'|'.join(map(re.escape, names))})$", path)
     out["patternProperties"] = {pattern: out.get("additionalProperties", True)}
     out |= {"maxProperties": len(names), **out, "additionalProperties": False}
 
 
 def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
-    """Return whether schemas have different types or constants, also those of a property."""
     if len(schemas) < 2:
         return True
+    # of each schema, or of those that it chooses from
     groups = [_alternatives(schema, parts, set()) for schema in schemas]
     every = [option for group in groups for option in group]
 
@@ -274,6 +278,7 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     def constants(name: str, option: dict[str, Any]) -> list[Any]:
         return _constants(option.get("properties", {}).get(name), parts)
 
+    # they have different types or constants, or a required property of all of them has
     required = every[0].get("required", ())[:_FEW]
     names = [n for n in required if all(n in option.get("required", ()) for option in every)]
     ways = [kind, lambda option: _constants(option, parts)]
@@ -283,8 +288,8 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
 
 
 def _alternatives(schema: Any, parts: Parts, seen: set[int]) -> list[dict[str, Any]]:
-    """Return the schemas of a nested ``oneOf`` that is not seen yet, or the given schema."""
     target = _target(schema, parts)
+    # a schema that is only a choice stands for its parts, unless it contains itself
     is_nested = {"oneOf"} <= target.keys() <= {"oneOf", "discriminator", *_REFERENCE}
     if is_nested and id(target) not in seen:
         seen.add(id(target))
@@ -293,8 +298,8 @@ def _alternatives(schema: Any, parts: Parts, seen: set[int]) -> list[dict[str, A
 
 
 def _constants(schema: Any, parts: Parts) -> list[Any]:
-    """Return the constants that a schema allows. None stands for other values."""
     schema = _target(schema, parts)
+    # None stands for values that are no constants
     values = [schema["const"]] if "const" in schema else schema.get("enum", [None])
     return values if all(isinstance(value, (str, int)) for value in values) else [None]
 

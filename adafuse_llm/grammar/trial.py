@@ -24,7 +24,7 @@ from adafuse_llm.grammar.matchers import byte_tokenizer, compiled, next_bytes
 logger = logging.getLogger(__name__)
 
 MAX_CPU_SECONDS: Final = 2
-"""Maximum CPU time of a trial in seconds. Trials of common schemas take 0.01 to 0.05."""
+"""Maximum CPU time of a trial. Trials of common schemas take 0.01 to 0.05 seconds."""
 
 MAX_BYTES: Final = 128 * 2**20
 """Maximum memory of a trial."""
@@ -56,6 +56,7 @@ def try_grammar(lark: str) -> None:
         GrammarError: the grammar is harmful.
         QueueFullError: the machine is too busy.
     """
+    # a grammar that has done no harm is not tried again
     key = hashlib.sha256(lark.encode()).digest()
     if key in _harmless:
         return
@@ -65,12 +66,14 @@ def try_grammar(lark: str) -> None:
     )
     if not _places.acquire(timeout=MAX_WAIT_SECONDS):
         raise busy
+    # the child ends when its task does, or when it exceeds a limit
     try:
         child = run_limited(compile_here, MAX_WAIT_SECONDS, lark=lark)
         _has_started.set()
     except subprocess.TimeoutExpired:
         raise busy from None
     except OSError as error:
+        # processes can be started here, so the machine lacks something now
         if _has_started.is_set():
             raise QueueFullError(
                 f"the process that tries the grammar did not start ({error}). Try again later."
@@ -106,6 +109,7 @@ def compile_here(lark: str) -> None:
     Raises:
         SystemExit: the grammar takes too much memory.
     """
+    # all that a grammar does not cause precedes its limits
     byte_tokenizer()
     begin()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent holds in memory what stands there

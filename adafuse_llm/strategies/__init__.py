@@ -3,13 +3,7 @@
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, Span, branch, finish_words, propose
-from adafuse_llm.decoding.rounds import (
-    PlayRound,
-    Proposer,
-    RoundOutcome,
-    choose_best,
-    play_round,
-)
+from adafuse_llm.decoding.rounds import PlayRound, Proposer, RoundOutcome, choose_best, play_round
 from adafuse_llm.decoding.score import Pool, PoolCandidate, Scorer, fuse, score, to_result
 from adafuse_llm.strategies.adafuse import AdaFuse, Single
 from adafuse_llm.strategies.base import Strategy, StrategyContext

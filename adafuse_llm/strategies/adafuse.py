@@ -22,13 +22,13 @@ from adafuse_llm.strategies.base import OF_WORDS, Strategy, StrategyContext
 class AdaFuse(Strategy):
     """Adaptive ensembling of words (Algorithm 1 of arXiv 2601.06022).
 
-    In a round, each member proposes up to M words. It stops at the first word of which it is not
-    confident, and proposes alternatives for this word. The score is the fused score F (equation 5).
-    The NLL is the mean in nats per token (equation 4). One member alone writes its own greedy text,
+    In a round, members propose up to M words. They stop at the first word of which they are not
+    confident, and propose alternatives for it. The score is the fused score F (equation 5), and the
+    NLL is the mean in nats per token (equation 4). One member alone writes its own greedy text,
     unless `branching_factor` is set.
 
-    Cost: each member processes its own proposal and the other members' proposals. It keeps only the
-    key/value rows of the winner. A unanimous round costs each member about one pass per token.
+    Cost: a member processes all proposals, and keeps only the key/value rows of the winner. A
+    unanimous round costs it about one pass per token.
 
     A subclass may replace `scorer`, which scores a candidate, and `rule`.
     """
@@ -88,10 +88,9 @@ class Single(AdaFuse):
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:
     """Return the largest number of uncommitted tokens that a member's tree holds for one pool.
 
-    Each of K members proposes at most M - 1 confident words, which its branches share, and B
-    alternatives for the next word. Every word counts as `max_word_tokens` tokens. Most words are
-    shorter. The difference leaves room for nodes of earlier rounds, and for members that split the
-    words into more tokens.
+    A member proposes at most M - 1 confident words, which its branches share, and B alternatives
+    for the next word. Most words are shorter than `max_word_tokens`, which leaves room for nodes of
+    earlier rounds, and for members that split the words into more tokens.
     """
     words = config.max_words - 1 + config.branches
     return members * words * config.max_word_tokens

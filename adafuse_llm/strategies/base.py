@@ -18,12 +18,9 @@ from adafuse_llm.errors import InvalidOptionError, short_repr
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """One request, as a strategy receives it.
+    """One request, as a strategy receives it: its members with their prompts, and its options.
 
-    Attributes:
-        members: the request's members, each with its prompt.
-        config: the request's options.
-        drafts: what adds drafts to the passes of these members, from the engine's settings.
+    `drafts` adds drafts to the passes of these members, or none if the engine's settings say so.
     """
 
     members: Sequence[MemberState]

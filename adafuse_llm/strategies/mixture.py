@@ -13,7 +13,7 @@ from adafuse_llm import results
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import MAX_DRAFT, NoDrafts
-from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep
+from adafuse_llm.decoding.member import MemberState, Steps
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
 from adafuse_llm.decoding.score import Pool, PoolCandidate, to_result
@@ -62,8 +62,7 @@ class Mixture(Strategy):
     distributions of the next word. After a word that whitespace or the end of the response must
     follow, a member draws the next word given that the word has ended. Such a round has one
     candidate; its score and its NLL are the -log P_k of the member k that has drawn it. Cost: one
-    pass per token, and one more when another member goes on. It reads in the same pass what it has
-    missed.
+    pass per token, and one more when another member goes on.
     """
 
     name = "mixture"
@@ -109,7 +108,6 @@ class _Rounds:
     def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
         self._members = members = context.members
         self._config = config
-        self._by_weight = sorted(members, key=lambda member: -member.weight)
         self._drafts = context.drafts
         for member in members:
             member.word_ends = True
@@ -124,7 +122,7 @@ class _Rounds:
 
     def _play_majority(self) -> Steps[RoundOutcome | None]:
         # the member with the highest weight proposes
-        members = self._by_weight
+        members = sorted(self._members, key=lambda member: -member.weight)
         lead = members[0]
         proposal = yield from self._drafts.propose_lead(lead, self._config)
         pool = Pool(lead.opening)
@@ -200,10 +198,7 @@ class _DrawnRounds(_Rounds):
         (writer,) = self._random.choices(members, [member.weight for member in members])
         writer.after_word = self._ended.get(writer) is writer.tree.root
         pool = Pool(writer.opening)
-        if writer.opening.is_reply:  # each member begins a reply with its own whitespace
-            yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
-            for member in members:
-                pool.expect(member)
+        yield from pool.expect(members)
         proposal = yield from propose(writer, self._config)
         candidate = pool.add(writer, proposal)
         yield from pool.read(writer, self._has_end)

@@ -78,11 +78,10 @@ def _imported(place: str) -> Strategy:
 def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strategy:
     """Return the strategy that suits the members: `Mixture` if they are uneven, else `AdaFuse`.
 
-    `AdaFuse` gives every member the same say. That suits members of similar size, which know
-    different things, but a member that is much smaller than another takes the ensemble down
-    wherever it cannot do the task. `Mixture` weighs members by their size. It is not chosen if the
-    size of a member is not known, if a member cannot take part in it, or if `config` sets an option
-    that it does not use.
+    `AdaFuse` gives every member the same say. That suits members of similar size, but one that is
+    much smaller than another takes the ensemble down wherever it cannot do the task. `Mixture`
+    weighs members by their size. It is not chosen if the size of a member is not known, if a member
+    cannot take part in it, or if `config` sets an option that it does not use.
     """
     mixture = Mixture()
     sizes = mixture.weights(members)  # all equal if one is not known

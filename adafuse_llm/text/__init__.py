@@ -6,6 +6,6 @@ opening       the beginning of a response: spaces of the prompt, whitespace of a
 stops         stop sequences, and the text of a response so far
 conversation  messages, tools and calls, and the forms in which members read them
 templates     each member's chat template
+reasoning     reasoning in replies
 reply_start   where a reply begins: in reasoning, or at the answer
-grammar       texts of a given form; matchers, schema and trial are parts of it
 """

@@ -6,6 +6,8 @@ start of a string, or merge characters of old and new text into one token. An en
 its tokens, decoded after the context, give exactly the text.
 """
 
+# ruff: noqa: ARG002  default methods ignore their arguments
+
 from __future__ import annotations
 
 import copy
@@ -23,12 +25,7 @@ from typing import Any
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
 from adafuse_llm.text.reasoning import REASONING_CLOSES, REASONING_OPENS
-from adafuse_llm.text.templates import (
-    Messages,
-    ReplyStart,
-    TemplateFacts,
-    render_conversation,
-)
+from adafuse_llm.text.templates import Messages, ReplyStart, TemplateFacts, render_conversation
 from adafuse_llm.text.words import REPLACEMENT, added, same_start
 
 CONTEXT = "a b"
@@ -38,15 +35,15 @@ SHOWN = 24
 """Maximum number of characters that a difference shows."""
 
 CONTEXT_TOKENS = 8
-"""Number of context tokens that are decoded together with a continuation. More tokens are used if
-the context would begin inside a character."""
+"""Number of context tokens that are decoded together with a continuation, if the context does not
+begin inside a character."""
 
 CACHED_CONTEXTS = 1_024
 """Number of token sequences whose texts a codec caches, because it decodes them again."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
-"""Texts to put before a continuation, so that the tokenizer does not encode the continuation as the
-start of a text. The first of these texts that gives an exact encoding is used."""
+"""Texts before a continuation, so that the tokenizer does not encode it as the start of a text. The
+first that gives an exact encoding is used."""
 
 _MARKS = range(0xF0000, 0x10FFFD)
 """Characters for private use, which mark control tokens that messages spell out."""
@@ -57,16 +54,16 @@ _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*)?\Z")
 """Matches reasoning at the end of a prompt that is open, or closed without any text."""
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
-"""The methods of transformers that a codec leaves out, because they take several times as long as
-the tokenizer itself for the short texts of a response."""
+"""Methods of transformers that a codec leaves out, because they take several times as long as the
+tokenizer itself for short texts."""
 AT_START = ReplyStart()
 
 
 class TextCodec(ABC):
-    """Conversion between text and one member's tokens.
+    """Conversion between text and one member's tokens. Thread-safe, without state of requests.
 
-    A codec is thread-safe and keeps no state of requests. A codec without a chat template needs
-    only the three abstract methods; its member reads conversations in the plain format.
+    A codec without a chat template needs only the three abstract methods; its member reads
+    conversations in the plain format.
 
     Attributes:
         has_chat_template: whether the member reads conversations with its own chat template.
@@ -100,9 +97,7 @@ class TextCodec(ABC):
         """
 
     def encode_conversation(
-        self,
-        conversation: Conversation,
-        start: ReplyStart = AT_START,  # noqa: ARG002
+        self, conversation: Conversation, start: ReplyStart = AT_START
     ) -> list[int]:
         """Return the tokens of a conversation, up to the text that the reply adds.
 
@@ -115,18 +110,14 @@ class TextCodec(ABC):
         """Return the tokens of messages with a role and content, up to the start of the reply."""
         return self.encode_conversation(check_conversation(messages))
 
-    def reply_opening(
-        self,
-        conversation: Conversation,  # noqa: ARG002
-        variables: Mapping[str, Any],  # noqa: ARG002
-    ) -> str:
+    def reply_opening(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
         """Return the text that the chat template writes after the last message.
 
         It is empty without a template, or if the template omits the last message.
         """
         return ""
 
-    def control_token_in(self, text: str) -> str | None:  # noqa: ARG002
+    def control_token_in(self, text: str) -> str | None:
         """Return the first control token that a prompt spells out, or None."""
         return None
 
@@ -247,6 +238,7 @@ class TokenizerCodec(TextCodec):
         """
         texts = [vars(conversation), list(map(vars, conversation.tools)), variables]
         whole = json.dumps(texts, ensure_ascii=False, default=str)
+        # two characters that occur nowhere are the marks
         unused = (character for character in map(chr, _MARKS) if character not in whole)
         start, end = next(unused), next(unused)
 
@@ -293,6 +285,7 @@ class TokenizerCodec(TextCodec):
         tokens, before = self._encode_template(first), self._before_template
         if tokens[: len(before)] != before:
             tokens = before + tokens
+        # parts alternate between spelled tokens, which stay text, and other text
         for spelled, after in zip(parts[::2], parts[1::2], strict=True):
             if spelled:  # None if the template has separated a mark from its pair
                 self._extend(tokens, spelled, self._in_prompt)
@@ -430,10 +423,6 @@ class _ControlTokens:
             it, but its spelling must not become this token.
         reads_bytes: whether the tokenizer reads the spelling of a byte, such as ``<0x0A>``, as this
             byte. Unigram vocabularies contain such spellings as pieces.
-
-    Attributes:
-        ids: ids of the tokens, without `unknown`.
-        pattern: matches the spelling of a token or of a byte that the tokenizer reads.
     """
 
     def __init__(

@@ -10,17 +10,9 @@ the role::
 
     Assistant:
 
-All members continue the same reply, so they must write calls in the same form::
+All members continue the same reply, so they write calls in the same form. A member whose template
+does not support tools reads calls and results as text (`Conversation.flat`)::
 
-    <tool_call>
-    {"name": "add", "arguments": {"a": 1, "b": 2}}
-    </tool_call>
-
-A member whose template does not support tools reads them as text of plain messages
-(`Conversation.flat`)::
-
-    system      the system message, then the tools and how to call them
-    user        What is 1 + 2?
     assistant   <tool_call>
                 {"name": "add", "arguments": {"a": 1, "b": 2}}
                 </tool_call>
@@ -55,8 +47,8 @@ _ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
 
+# the only role that can have them
 _OWNERS = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
-"""The role of the messages that can have each of these."""
 
 TOOL_CHOICES = ("auto", "none", "required")
 
@@ -101,10 +93,10 @@ class Message(TypedDict):
     Attributes:
         role: one of `ROLES`.
         content: text.
-        tool_calls: at least one call, in an assistant's message.
-        tool_call_id: in a tool's message, the id of the call that it answers.
-        reasoning_content: in an assistant's message, the reasoning before the content. Only members
-            whose chat templates read it under this name see it.
+        tool_calls: at least one call of an assistant.
+        tool_call_id: the id of the call that a tool answers.
+        reasoning_content: an assistant's reasoning before the content. Only members whose chat
+            templates read it under this name see it.
     """
 
     role: str
@@ -136,11 +128,9 @@ class Conversation:
     Attributes:
         messages: at least one message.
         tools: the tools that the next reply can call, each with a different name.
-        tool_choice: ``"auto"``; ``"required"`` to request a call of any tool; or the name of a
-            tool, to request a call of that tool.
+        tool_choice: ``"auto"``, ``"required"`` for a call of any tool, or the name of one tool.
         instructions: text that follows the system message and the tools.
-        continues: whether the reply continues the last message, which is an assistant's. Use
-            `continued` to set it.
+        continues: whether the reply continues the last message (`continued`).
     """
 
     messages: tuple[Message, ...]
@@ -212,13 +202,12 @@ class Conversation:
     @property
     def characters(self) -> int:
         """Size of all texts that members read, and of the marks around them, about."""
-        tools = [vars(tool) for tool in self.tools]
-        return len(to_json([self.messages, tools, self.instructions]))
+        return len(to_json([self.messages, [*map(vars, self.tools)], self.instructions]))
 
     def with_system(self, *texts: str, default: str = "") -> Conversation:
         """Append texts and the instructions to the first system message, or add such a message.
 
-        An added message begins with `default`: the system text that members read without one.
+        An added message begins with `default`: the system text of a template.
         """
         added = [text for text in (*texts, self.instructions) if text]
         if not added:
@@ -232,12 +221,11 @@ class Conversation:
     def flat(self, *, default: str = "") -> list[Message]:
         """Return messages without calls and results, which every chat template accepts.
 
-        The first system message describes the tools; `default` is as for `with_system`. The results
-        of consecutive messages share one user message.
+        The first system message describes the tools; `default` is as for `with_system`.
         """
         names: dict[str, str] = {}  # maps the ids of calls to the tools' names
         flat: list[Message] = []
-        follows_result = False
+        follows_result = False  # results of consecutive messages share one user message
         for message in self.messages:
             role, content = message["role"], message["content"]
             key = message.get("tool_call_id")
@@ -284,16 +272,12 @@ def check_conversation(
 ) -> Conversation:
     """Return a checked conversation.
 
-    Args:
-        messages: as for `Engine.generate`; messages in the form of OpenAI's API are also allowed. A
-            `Conversation` is returned as it is.
-        tools: as for `Engine.generate`.
-        tool_choice: as for `Engine.generate`.
-        instructions: text to append to the first system message, after the tools.
+    Messages, `tools` and `tool_choice` are those of `Engine.generate`, also in the form of OpenAI's
+    API. A `Conversation` is returned as it is. The first system message ends in `instructions`.
 
     Raises:
-        InvalidInputError: a message, a call or a tool has an invalid form; a result answers no
-            earlier call; two tools have the same name; or `tool_choice` does not fit `tools`.
+        InvalidInputError: the form of something is invalid; a result answers no earlier call; two
+            tools have the same name; or `tool_choice` does not fit `tools`.
     """
     if isinstance(messages, Conversation):
         if tools or tool_choice != "auto" or instructions:
@@ -312,6 +296,7 @@ def check_conversation(
     conversation = Conversation(checked, checked_tools, tool_choice, instructions.strip())
     if not checked:
         raise InvalidInputError("the list of messages is empty: pass at least one user message")
+    # a message without text needs tools to mean something
     if conversation.has_tools:
         check_results(checked)
     elif not instructions.strip() and not any(each["content"].strip() for each in checked):
@@ -358,10 +343,7 @@ def _check_list(value: Any, wanted: str) -> None:
 
 
 def check_role(role: Any, what: str) -> str:
-    """Return the role in `ROLES` that a role or a framework's name for it stands for.
-
-    Errors name the message as `what`.
-    """
+    """Return the role in `ROLES` that a role or a framework's name for it stands for."""
     known = _ALIASES.get(role, role) if isinstance(role, str) else role
     if not isinstance(known, str) or known not in ROLES:
         raise InvalidInputError(
@@ -372,10 +354,7 @@ def check_role(role: Any, what: str) -> str:
 
 
 def check_content(content: Any, what: str) -> str:
-    """Return the content of a message as text: a text, a list of text parts, or None.
-
-    Errors name the message as `what`.
-    """
+    """Return content as text: a text, a list of text parts, or None."""
     if content is None:
         content = ""
     if isinstance(content, (list, tuple)):
@@ -416,11 +395,7 @@ def _check_call(call: Any, label: str) -> MessageCall:
             f"{label} has a tool call without a name or a mapping of arguments: {short_repr(call)}"
         )
     check_text(name, label)
-    return {
-        "id": str(call.get("id")),
-        "name": name,
-        "arguments": _plain_json(arguments, label),
-    }
+    return {"id": str(call.get("id")), "name": name, "arguments": _plain_json(arguments, label)}
 
 
 def check_results(messages: Iterable[Message]) -> None:

@@ -1,8 +1,8 @@
 """The beginning of a response.
 
-A prompt often ends in spaces, but tokenizers join a space to the word after it. Such a prompt is
-encoded without its last spaces, and the members write them as the beginning of their next tokens.
-These spaces belong to the prompt, not to the response.
+A prompt often ends in spaces, but tokenizers join a space to the word after it. So the members read
+such a prompt without its last spaces, and write them as the beginning of their next tokens. These
+spaces belong to the prompt, not to the response.
 
 After a chat template, some members begin a reply with whitespace and others do not. Whitespace
 before the first other character is no part of the reply.
@@ -29,8 +29,7 @@ class Opening:
     1
 
     Attributes:
-        spaces: number of spaces (U+0020) at the end of the prompt that are not committed yet. The
-            next text begins with them, or consists of some of them.
+        spaces: number of spaces (U+0020) at the end of the prompt that are not committed yet.
         is_reply: whether the response is a reply to messages that has no character other than
             whitespace yet.
         is_held: whether the prompt in the member's tokens already contains the spaces.
@@ -67,11 +66,9 @@ class Opening:
 
 
 class SpaceTokens:
-    """The tokens of a vocabulary that begin with spaces.
+    """The tokens of a vocabulary that begin with spaces, without those that are `excluded`.
 
-    Args:
-        texts: the text of each token in the middle of a text, by token id.
-        excluded: ids of tokens that cannot continue a prompt, such as end-of-sequence tokens.
+    The `texts` are those of the tokens in the middle of a text, by id.
     """
 
     def __init__(self, texts: Sequence[str], excluded: Collection[int] = ()) -> None:
@@ -99,12 +96,9 @@ class SpaceTokens:
         return self._writable[spaces]
 
     def mask(self, spaces: int) -> bytes:
-        """Return the tokens that continue a text that still lacks this number of spaces.
+        """Return the tokens that begin with this number of spaces, or consist of some of them.
 
-        Such a token begins with these spaces, or consists of some of them.
-
-        Returns:
-            A bit mask in the format of ``Node.allowed``.
+        They are a bit mask in the format of ``Node.allowed``.
         """
         if spaces not in self._masks:
             self.can_write(spaces)

@@ -11,6 +11,7 @@ at the end of the prompt, some leave it to the member, and others know no reason
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +44,14 @@ class _Beginning:
     def of(
         cls, name: str, codec: TextCodec, conversation: Conversation, variables: Mapping[str, Any]
     ) -> _Beginning:
-        if not codec.template_facts.knows_reasoning:
-            return cls(name, codec, variables)
-        try:
-            opening = codec.reply_opening(conversation, variables)
-            prefix = open_reasoning(opening)
-            is_closed = REASONING_CLOSES in opening
-            reasons = bool(prefix) or not (is_closed or _is_off(codec, variables))
-        except InvalidInputError:  # encoding the conversation raises the same error, with the name
-            return cls(name, codec, variables)
+        prefix, reasons = "", False
+        if codec.template_facts.knows_reasoning:
+            # encoding the conversation raises the same error, with the name
+            with suppress(InvalidInputError):
+                opening = codec.reply_opening(conversation, variables)
+                prefix = open_reasoning(opening)
+                is_closed = REASONING_CLOSES in opening
+                reasons = bool(prefix) or not (is_closed or _is_off(codec, variables))
         return cls(name, codec, variables, prefix, reasons)
 
     def without_reasoning(self, conversation: Conversation) -> _Beginning:
@@ -99,8 +99,7 @@ def start_replies(
         permits: tells whether a response can begin with a text; None if it may have any form.
 
     Returns:
-        The beginnings by member, and the text with which the templates began the reply: an opening
-        marker of reasoning and what follows it, or "".
+        The beginnings by member, and the reasoning with which the templates began the reply, or "".
 
     Raises:
         InvalidInputError: the conversation begins reasoning that the response cannot continue.

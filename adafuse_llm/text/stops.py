@@ -14,9 +14,7 @@ TURNS = ("\nUser:", "\nAssistant:")
 member without a chat template may go on with such a turn instead of ending its reply."""
 
 _CALL = re.compile(rf"{CALL_OPENS}[\s\S]*?{CALL_CLOSES}")
-_BARE_CALL = re.compile(r'^\{.*"arguments".*\}$', re.MULTILINE)
-"""A whole call between its markers, and one without them in a line of its own, which only counts in
-a reply that begins with JSON."""
+_BARE_CALL = re.compile(r'^\{.*"arguments".*\}$', re.MULTILINE)  # in a reply that begins with JSON
 
 
 class Transcript:
@@ -24,19 +22,19 @@ class Transcript:
 
     Args:
         stops: the stop sequences.
-        can_end: function that returns whether a text is a complete response. A stop sequence has no
-            effect if the text before it is not. Default: every text is complete.
+        can_end: returns whether a text is a complete response. A stop sequence has no effect if the
+            text before it is not. Default: every text is complete.
         turns: beginnings of a next turn, which also end the response, without the whitespace before
             them.
-        calls: whether the response may call tools. Then it ends after a call that it has made
-            before, but for reasoning, because small models repeat one call without end.
+        calls: whether the response may call tools. Then a call that it has made before ends it,
+            because small models repeat one call without end.
         prefix: text with which the chat templates began the response.
 
     Attributes:
-        text: the response so far, up to the first stop sequence or turn.
+        text: the response so far, up to what has ended it.
         shown: number of its characters that `push` and `flush` have released.
-        stopped: ``"stop_sequence"`` after a stop sequence, ``"stop"`` after the beginning of a next
-            turn or a repeated call, and None before.
+        stopped: ``"stop_sequence"`` after a stop sequence, ``"stop"`` after a turn or a repeated
+            call, and None before.
     """
 
     def __init__(
@@ -78,8 +76,9 @@ class Transcript:
             if len({match[0] for match in calls}) < len(calls):
                 end = len(self.text) - len(answer) + calls[-1].end()
                 self.text, self.stopped = self.text[:end], "stop"
+        # what can still become a stop sequence or a turn waits
         visible = len(self.text)
-        if not self.stopped:  # a stop sequence or a turn could cut the end off
+        if not self.stopped:
             visible -= begun_size(self.text, self._stops)
             if self._turns:
                 turn = begun_size(self.text, self._turns)

@@ -21,7 +21,6 @@ from adafuse_llm.text.conversation import (
     ONLY_THIS_FORM,
     Conversation,
     Message,
-    Tool,
     to_json,
 )
 from adafuse_llm.text.reasoning import REASONING_CLOSES
@@ -35,11 +34,9 @@ SWITCHES = ("enable_thinking", "thinking")
 _PROVIDED = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
 """Names that transformers sets in every template."""
 
-_GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""Matches the marks of replies, a block of transformers that Jinja does not know."""
+_GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")  # a block of transformers only
 
-_WORD = "word0word"
-"""A text that no template writes itself."""
+_WORD = "word0word"  # no template writes it itself
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, Messages], str]
@@ -52,10 +49,10 @@ class TemplateFacts:
 
     Attributes:
         variables: the variables that a user can set.
-        knows_reasoning: whether the template mentions the marker that closes reasoning.
-        reads_tools: whether the template reads tools, and calls of them.
-        reads_calls: whether the template reads earlier calls if the conversation has no tools.
-        has_common_calls: whether the template writes calls in the common form of replies.
+        knows_reasoning: whether it mentions the marker that closes reasoning.
+        reads_tools: whether it reads tools, and calls of them.
+        reads_calls: whether it reads earlier calls if the conversation has no tools.
+        has_common_calls: whether it writes calls in the common form of replies.
     """
 
     variables: frozenset[str] = frozenset()
@@ -99,28 +96,17 @@ def _reads_calls(template: str) -> bool:
 
 @dataclass(frozen=True)
 class ReplyStart:
-    """How a member's chat template begins a reply.
-
-    Attributes:
-        variables: variables for the template.
-        added: text that follows the text of the template, before the reply.
-    """
+    """The variables of a member's chat template, and text that is `added` before the reply."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     added: str = ""
 
 
 def render_conversation(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
-    """Render a conversation with a chat template.
+    """Render a conversation with a chat template, which may raise any exception.
 
     Tools, calls and results have the form of the template, if it reads them and accepts this
-    conversation. Otherwise, they are text of plain messages (`Conversation.flat`). The system
-    message also says how to call tools, unless the template says it in the common form.
-
-    Args:
-        conversation: the conversation.
-        facts: what is known of the template.
-        render: the template. It may raise any exception.
+    conversation. Otherwise, they are text of plain messages (`Conversation.flat`).
 
     Raises:
         InvalidInputError: the template does not accept the messages.
@@ -143,14 +129,21 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
 
 
 def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
-    tools = [_tool(tool) for tool in conversation.tools]
+    none: dict[str, Any] = {"type": "object", "properties": {}}
+    functions = [
+        {**vars(tool), "parameters": tool.parameters or none} for tool in conversation.tools
+    ]
+    tools = [{"type": "function", "function": function} for function in functions]
+    # the system message says how to call tools, unless the template does in the common form
     explains = conversation.tools and not facts.has_common_calls
     how = f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if explains else ""
     added = " ".join(filter(None, [how, conversation.request]))
     adds = added or conversation.instructions
     default = _default_system(conversation, render, tools) if adds else ""
     messages = conversation.with_system(added, default=default).messages
+    # a template that drops the explanation does not know the common form
     needed = ONLY_THIS_FORM if explains else ""
+    # arguments are a dict in most templates, and text in a few
     with suppress(InvalidInputError):
         return _render(_with_calls(messages), tools, render, needed)
     return _render(_with_calls(messages, as_text=True), tools, render, needed)
@@ -215,11 +208,6 @@ def _default_system(conversation: Conversation, render: Render, tools: Messages)
     return bare[len(before) : len(bare) - len(after)]
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {**vars(tool), "parameters": parameters}}
-
-
 def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[dict[str, Any]]:
     """Return messages with calls in the form of OpenAI's API, which templates expect.
 
@@ -246,21 +234,22 @@ def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[d
 
 
 def member_variables(
-    given: Mapping[str, Any] | None, facts: Mapping[str, TemplateFacts], members: Sequence[str]
+    option: Mapping[str, Any] | None, facts: Mapping[str, TemplateFacts], members: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Return the variables for the template of every active member, by its name.
 
     Args:
-        given: the option ``chat_template_kwargs``.
+        option: the option ``chat_template_kwargs``.
         facts: what is known of the templates of the active members, by name.
         members: names of all members of the ensemble.
 
     Raises:
         InvalidOptionError: a value is not JSON, or no template reads the variable.
     """
+    # the name of a member is the key of its own variables
     shared: dict[str, Any] = {}
     own: dict[str, Mapping[str, Any]] = {}
-    for name, value in (given or {}).items():
+    for name, value in (option or {}).items():
         if name in members and isinstance(value, Mapping):
             own[name] = value
         else:

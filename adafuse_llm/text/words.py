@@ -29,11 +29,10 @@ scripts, Chinese characters, kana, Bopomofo and Yi. Korean has spaces."""
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise an error, which names `what`, if a text is not valid Unicode: no tokenizer encodes it.
+    """Check that a text is valid Unicode, because no tokenizer encodes half a surrogate pair.
 
     Raises:
-        InvalidInputError: the text contains half of a surrogate pair, which is typical of badly
-            decoded input.
+        InvalidInputError: it is not. The error names the text as `what`.
     """
     try:
         text.encode()
@@ -77,21 +76,17 @@ def is_closed(word: str, tokens: int, limit: int) -> bool:
 
 
 def ends_before(word: str, extended: str, letters: int) -> bool:
-    """Return whether a word is complete because of the beginning of the next token.
+    """Return whether a word ends before the next token, which would make it `extended`.
 
-    This is whitespace, or a letter of a script without spaces that would exceed the limit. A token
-    that begins inside a character counts as such a letter. Other tokens, such as punctuation and
-    combining marks, belong to the word.
-
-    Args:
-        word: text of the word.
-        extended: text of the word and the next token.
-        letters: maximum number of letters of scripts without spaces in a word of several tokens.
+    It ends before whitespace, and before a letter of a script without spaces if it would have more
+    than `letters` of them. A token that begins inside a character counts as such a letter. Other
+    tokens, such as punctuation and combining marks, belong to the word.
     """
     if not word.strip():
         return False
     if is_incomplete(word) and not extended.startswith(word):
         return False
+    # whitespace ends a word, and belongs to the next one
     new = added(word, extended)
     if new[:1].isspace():
         return True

@@ -44,14 +44,12 @@ class Changes:
 class Adjustment:
     """The changes of a member's distributions in one request, or those its checkpoint asks for.
 
-    The default values change nothing. Sequences are token ids; their last token is changed where
-    the tokens before it are those that were written.
+    The default values change nothing. The last token of a sequence is changed where the tokens
+    before it were written.
 
     Attributes:
-        repetition_penalty: divides positive logits of tokens of the prompt and the response, and
-            multiplies negative ones.
-        no_repeat_ngram_size: number of tokens of sequences that cannot occur twice in prompt and
-            response; 0 for no limit.
+        repetition_penalty: divides positive logits of tokens so far, and multiplies negative ones.
+        no_repeat_ngram_size: size of sequences that cannot occur twice; 0 for no limit.
         min_new_tokens: number of tokens of the response before which `end_ids` are forbidden.
         presence_penalty: number that every token of the response loses.
         frequency_penalty: number that a token loses for each time it is in the response.

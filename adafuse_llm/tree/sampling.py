@@ -20,11 +20,7 @@ class Draw:
 
     Attributes:
         key: hash of the seed and of the response up to the node, from 0 to 2^64 - 1.
-        temperature: T, above 0.
-        top_p: the likeliest tokens whose probabilities sum to at least this value can be drawn.
-        top_k: number of likeliest tokens that can be drawn; None for all.
-        min_p: tokens less likely than this share of the likeliest one's probability, after
-            `temperature`, cannot be drawn.
+        temperature, top_p, top_k, min_p: as in `AdaFuseConfig`, and T is above 0.
         after_word: whether a word has ended, so that the token must begin with whitespace or end
             the response, if the other options leave such a token.
     """
@@ -39,7 +35,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a request draws tokens: the seed, and options as in `Draw`."""
+    """How a request draws tokens: the seed, and options of `AdaFuseConfig`."""
 
     seed: int
     temperature: float
@@ -48,13 +44,10 @@ class Sampling:
     min_p: float = 0.0
 
     def draw(self, text: str, silent: int) -> Draw:
-        """Return how to draw the token after a text.
+        """Return how to draw the token after a response in whole characters.
 
-        Args:
-            text: the response so far, in whole characters.
-            silent: number of the last tokens that have not changed `text`, for example because they
-                are parts of a character. Without it, the tokens after these would share their
-                noise, and would not be independent.
+        The last `silent` tokens have not changed it, for example because they are parts of a
+        character. Without their number, the tokens after these would share their noise.
         """
         key = text_hash(f"{self.seed} {silent} {text}")
         return Draw(key, self.temperature, self.top_p, self.top_k, self.min_p)
@@ -65,11 +58,6 @@ def text_hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def derived_seeds(seed: int, count: int) -> tuple[int, ...]:
-    """Return the seeds of several responses to one prompt. The first one is `seed`."""
-    return (seed, *(derived_seed(seed, f"response {number}") for number in range(1, count)))
-
-
 def derived_seed(seed: int, use: str) -> int:
     """Return another seed, from 0 to 2^63 - 1. Different uses of a seed have different ones."""
     return text_hash(f"{use} {seed}") >> 1
@@ -78,16 +66,10 @@ def derived_seed(seed: int, use: str) -> int:
 def token_codes(
     texts: Sequence[str] | None, end_ids: Collection[int], size: int
 ) -> tuple[int, ...]:
-    """Return a hash of each token of a vocabulary, from 0 to 2^64 - 1.
+    """Return a hash of each token of a vocabulary of `size` tokens, from 0 to 2^64 - 1.
 
-    Tokens with the same text in different vocabularies have the same hash. Tokens of one vocabulary
-    have different hashes.
-
-    Args:
-        texts: text of each token in the middle of a text, by token id. None if the texts are not
-            known; the hashes are then those of the ids.
-        end_ids: ids of the end-of-sequence tokens.
-        size: number of tokens.
+    Tokens with the same text in different vocabularies have the same hash, and tokens of one
+    vocabulary have different ones. If the `texts` are not known, the ids are hashed.
     """
     ends = {token: number for number, token in enumerate(sorted(end_ids))}
     seen: Counter[str] = Counter()

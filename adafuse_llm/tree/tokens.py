@@ -21,9 +21,8 @@ class Next:
     """Summary of a member's next-token distribution p.
 
     Attributes:
-        tokens: ids of the most likely tokens, in descending order of probability. If two
-            probabilities are equal, the lower id comes first. If ``Node.allowed`` restricts the
-            tokens, only permitted tokens are listed.
+        tokens: ids of the most likely tokens that ``Node.allowed`` permits, in descending order of
+            probability. If two probabilities are equal, the lower id comes first.
         logprobs: natural logarithms of their probabilities.
         end_logprob: natural logarithm of the total probability of the member's end-of-sequence
             ids.
@@ -75,16 +74,13 @@ class Node:
     Attributes:
         token: the token's id.
         parent: the node of the token before this one; None for the root.
-        length: number of tokens from the start of the prompt up to and including this token
-            (position + 1).
+        length: number of tokens from the start of the prompt to this one (position + 1).
         logprob: natural logarithm of the token's probability given the tokens before it; None
             until it is known.
-        next: summary of the distribution of the token after this one; None until the node is
-            evaluated.
+        next: summary of the distribution of the next token; None until the node is evaluated.
         allowed: the tokens that may follow this one, as a bit mask; None if all may follow. Bit
-            ``i % 8`` of byte ``i // 8`` says whether token ``i`` may follow, where bit 0 is the
-            lowest bit. Tokens beyond the mask may not follow. Log-probabilities do not depend on
-            the mask.
+            ``i % 8`` of byte ``i // 8`` stands for token ``i``, where bit 0 is the lowest bit.
+            Tokens beyond the mask may not follow. Log-probabilities do not depend on the mask.
         draw: how to draw the token after this one; None to draw nothing. Log-probabilities do not
             depend on it.
         children: the nodes of the tokens after this one, by token id.
