@@ -205,6 +205,7 @@ class Drafts(NoDrafts):
             if not isinstance(step, Ask):
                 yield step
                 continue
+            # drafts travel in passes that the algorithm makes anyway
             queries = []
             for asked in step.queries:
                 member, query = asked.member, asked.query

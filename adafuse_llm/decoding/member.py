@@ -107,6 +107,7 @@ class MemberState:
         adjustment: how to change the member's distributions; None to leave them as they are.
 
     Attributes:
+        grammar: the response as its grammar reads it, the same for all members. None without one.
         permits: the tokens that may follow.
         prompt_tokens: number of committed tokens of the prompt, also those of only spaces.
         passes: number of forward passes so far.
@@ -150,16 +151,12 @@ class MemberState:
         self.word_ends = False
         self.after_word = False
         text_of = partial(MemberState.text, proxy(self))  # no cycle, which only the collector ends
+        self.grammar: GrammarState | None = None if form is None else form.text
         self.permits = Permits(self.name, self.tree, text_of, form, space_tokens)
         self._draws = None if sampling is None else Draws(sampling, self.tree.root)
         self._top = top
         self._texts: dict[Node, str] = {}
         self._encoded: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
-
-    @property
-    def grammar(self) -> GrammarState | None:
-        """The response as its grammar reads it, the same for all members. None without one."""
-        return self.permits.grammar
 
     @property
     def response_tokens(self) -> int:
@@ -287,6 +284,7 @@ class MemberState:
         for step in self.tree.path(node):
             assert step.parent is not None, "the root is no token of the path"
             assert step.logprob is not None, "the token is not scored"
+            # a token inside a character adds no text yet
             text = self.text(step)
             end = max(start, len(text) - len(added(whole, text)))
             logprob = step.logprob if isfinite(step.logprob) else None

@@ -67,11 +67,6 @@ class Permits:
         self._states: dict[Node, Any | None] = {} if form is None else {tree.root: form.state}
         self._allowed: dict[Node, Allowed | None] = {}
 
-    @property
-    def grammar(self) -> GrammarState | None:
-        """The response as its grammar reads it, or None."""
-        return None if self._form is None else self._form.text
-
     def mask(self, node: Node, opening: Opening) -> bytes | None:
         """Return the tokens that may follow a node, in the format of ``Node.allowed``.
 
@@ -86,6 +81,7 @@ class Permits:
                 text = f"{self._text_of(node)!r:.80}"
                 raise self._stuck(f"none of its tokens continues {text} as the grammar requires")
             return None if allowed is None else allowed.mask
+        # without a grammar, spaces of the prompt come first
         tokens = self._space_tokens
         if tokens is None or not opening.spaces:  # most nodes need no text
             return None

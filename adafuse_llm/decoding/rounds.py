@@ -363,6 +363,7 @@ def _finish(
         return transcript.stopped, ""
     if outcome.committed.ends or (grammar is not None and grammar.is_final):
         return "stop", ""
+    # otherwise, a limit may have been reached
     if any(member.room(end) <= 0 for member, end in winner.nodes.items()):
         limit = members[0].limit
         tokens = "token" if limit == 1 else "tokens"

@@ -123,6 +123,7 @@ def compile_here(lark: str) -> None:
                 next_bytes(matcher)
         survived.append(True)
 
+    # only a thread can have a stack of another size
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=work)
     thread.start()

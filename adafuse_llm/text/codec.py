@@ -181,6 +181,7 @@ class TokenizerCodec(TextCodec):
         )
 
     def encode_prompt(self, text: str) -> list[int]:
+        # most prompts spell no control token
         before, plain = self._before.copy(), self._encode(text)
         if self._in_prompt.ids.isdisjoint(plain) and not self._in_prompt.pattern.search(text):
             before += plain
