@@ -148,10 +148,6 @@ class Pool:
             for member, end in candidate.nodes.items()
         )
 
-    def find(self, candidate: PoolCandidate) -> PoolCandidate:
-        """Return the candidate of this pool that equals `candidate` from another pool."""
-        return self._by_key[self._key(candidate.text, candidate.ends)]
-
     def read(
         self, member: MemberState, may_win: Callable[[PoolCandidate], bool] | None = None
     ) -> Steps[None]:
