@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adafuse_llm.backends.base import Backend
@@ -34,6 +34,26 @@ BEFORE = "\n"
 
 Active = Sequence[tuple[Backend, float]]
 """The members that decode, with their weights."""
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt in one member's tokens, and what its request changes for this member.
+
+    Attributes:
+        ids: at least one token.
+        space_tokens: tokens with which the response may begin, instead of the prompt's last spaces,
+            which `ids` then lack. None if the prompt keeps its spaces.
+        form: what the grammar permits; None without one.
+        adjustment: how the distributions change; None if they do not.
+    """
+
+    backend: Backend
+    weight: float
+    ids: list[int]
+    space_tokens: SpaceTokens | None
+    form: Form | None
+    adjustment: Adjustment | None
 
 
 class Encoder:
@@ -77,13 +97,14 @@ class Encoder:
         """
         conversation, config = checked.conversation, checked.config
         check_listed([backend for backend, _ in active], top)
-        decodes_freely = not to_score and config.choices is None
-        given = checked.request.prompt or ""
-        if conversation is not None:
-            given = conversation.plain_text()
-        text = given.rstrip(" ")
-        begun = given if conversation is None or conversation.continues else ""
-        spaces = len(begun) - len(begun.rstrip(" "))
+        is_free = not to_score and config.choices is None
+
+        # the text that the response continues; the response may begin with its last spaces
+        begun = (checked.request.prompt or "") if conversation is None else conversation.begun
+        text = begun.rstrip(" ")
+        spaces = len(begun) - len(text)
+
+        # what the response has to be, and what the chat templates write of it
         grammar = None if to_score else Grammar.of(config)
         response = None if grammar is None else grammar.text()
         starts, prefix = self._reply_starts(checked, active, response, to_score=to_score)
@@ -91,52 +112,54 @@ class Encoder:
             response = response.begun_with(prefix)
         is_exact = bool(begun) or to_score or (grammar and grammar.begins_with_space)
         opening = Opening(spaces, is_reply=not is_exact)
+
+        # the prompt in every member's tokens
         prompts = []
         for backend, weight in active:
-            with naming_member(backend.name):
+            name = backend.name
+            with naming_member(name):
                 space_tokens = backend.space_tokens(spaces) if spaces else None
             form = None
             if grammar is not None and response is not None:
-                form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
-            start = starts.get(backend.name)
-            ids = _encode(backend, checked, start, bare=bool(space_tokens))
+                form, space_tokens = _form(backend, grammar, response, opening, space_tokens)
+            ids = _encode(backend, checked, starts.get(name), bare=bool(space_tokens))
             if conversation is None:
-                if self._warns_of_tokens and (
-                    warning := spelled_token(backend.name, backend.codec, text)
-                ):
+                warning = self._warns_of_tokens and spelled_token(name, backend.codec, text)
+                if warning:
                     self._warns_of_tokens = False
                     logger.warning("%s", warning)
                 ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
-                raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
-            adjustment = _adjustment(backend, config, checked.limit) if decodes_freely else None
-            prompts.append((backend, ids, weight, space_tokens, form, adjustment))
+                raise InvalidInputError(f"the prompt has no tokens for member {name!r}")
+            adjustment = _adjustment(backend, config, checked.limit) if is_free else None
+            prompts.append(EncodedPrompt(backend, weight, ids, space_tokens, form, adjustment))
 
-        def members_of(seed: int | None) -> list[MemberState]:
+        # the responses, which share nothing that changes
+        responses = []
+        for seed in seeds:
             own = None if response is None else response.copy()
             sampling = None
-            if decodes_freely and config.temperature and seed is not None:
+            if is_free and config.temperature and seed is not None:
                 sampling = Sampling(
                     seed, config.temperature, config.top_p, config.top_k, config.min_p
                 )
-            return [
+            members = [
                 MemberState(
-                    backend,
-                    ids,
+                    prompt.backend,
+                    prompt.ids,
                     top,
-                    weight,
+                    prompt.weight,
                     limit=checked.limit,
                     opening=opening,
-                    space_tokens=space_tokens,
-                    form=None if own is None or form is None else form.of(own),
+                    space_tokens=prompt.space_tokens,
+                    form=None if own is None or prompt.form is None else prompt.form.of(own),
                     reply_prefix=prefix,
                     sampling=sampling,
-                    adjustment=adjustment,
+                    adjustment=prompt.adjustment,
                 )
-                for backend, ids, weight, space_tokens, form, adjustment in prompts
+                for prompt in prompts
             ]
-
-        responses = [members_of(seed) for seed in seeds]
+            responses.append(members)
         _check_windows(responses[0])
         return responses
 
@@ -164,28 +187,6 @@ class Encoder:
     def _variables(self, active: Active, config: AdaFuseConfig) -> dict[str, dict[str, Any]]:
         facts = {backend.name: backend.codec.template_facts for backend, _ in active}
         return member_variables(config.chat_template_kwargs, facts, self._names)
-
-    def _form(
-        self,
-        backend: Backend,
-        grammar: Grammar,
-        response: GrammarState,
-        opening: Opening,
-        space_tokens: SpaceTokens | None,
-    ) -> tuple[Form, SpaceTokens | None]:
-        """Return the form of a response, and the member's tokens for the spaces of the prompt.
-
-        If no token of the member begins with these spaces as the grammar requires, the tokens are
-        None, so that the member reads the spaces as a part of the prompt.
-        """
-        vocabulary = backend.grammar_vocabulary()
-        if opening.spaces and space_tokens is not None:
-            state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
-            if vocabulary.mask(state) is not None:
-                return Form(response, vocabulary, state), space_tokens
-        lead = ONE_SPACE if opening.is_reply else NO_LEAD
-        state = vocabulary.matcher(grammar, lead, response.begun)
-        return Form(response, vocabulary, state), None
 
 
 def text_tokens(backend: Backend, text: str) -> list[int]:
@@ -249,6 +250,28 @@ def _encode(
             return backend.codec.encode_conversation(conversation, start)
         prompt = checked.request.prompt or ""
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
+
+
+def _form(
+    backend: Backend,
+    grammar: Grammar,
+    response: GrammarState,
+    opening: Opening,
+    space_tokens: SpaceTokens | None,
+) -> tuple[Form, SpaceTokens | None]:
+    """Return the form of a response, and the member's tokens for the spaces of the prompt.
+
+    If no token of the member begins with these spaces as the grammar requires, the tokens are None,
+    so that the member reads the spaces as a part of the prompt.
+    """
+    vocabulary = backend.grammar_vocabulary()
+    if opening.spaces and space_tokens is not None:
+        state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
+        if vocabulary.mask(state) is not None:
+            return Form(response, vocabulary, state), space_tokens
+    lead = ONE_SPACE if opening.is_reply else NO_LEAD
+    state = vocabulary.matcher(grammar, lead, response.begun)
+    return Form(response, vocabulary, state), None
 
 
 def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustment | None:
