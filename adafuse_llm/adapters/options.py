@@ -16,7 +16,6 @@ from adafuse_llm.loading.specs import SETTINGS
 if TYPE_CHECKING:
     import torch
 
-    from adafuse_llm.adapters.reply_form import Enforce
     from adafuse_llm.config import RuntimeConfig
 
 ALIASES = {
@@ -71,7 +70,6 @@ class ModelKeywords(DecodeOptions, Transport, total=False):
     trust_remote_code: bool
     runtime: RuntimeConfig | None
     strategy: str
-    enforce: Enforce
     max_tokens: int | None
     max_completion_tokens: int | None
     num_predict: int | None

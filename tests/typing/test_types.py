@@ -11,6 +11,7 @@ from adafuse_llm import AdaFuseConfig
 from adafuse_llm.adapters.options import ALIASES, Transport
 from adafuse_llm.config import DecodeOptions
 from langchain_adafuse._model import ModelFields
+from langchain_adafuse.chat_models import ChatFields
 
 
 @pytest.mark.quick
@@ -19,7 +20,7 @@ def test_typed_options_and_keywords_are_the_options_and_fields() -> None:
     for kind in (lc.AdaFuseLLM, lc.ChatAdaFuse, li.AdaFuseLLM):
         assert {kind.model_fields[name].default for name in AdaFuseConfig.model_fields} == {None}
     keywords = {*ALIASES, *Transport.__annotations__}
-    fields = {*lc.AdaFuseLLM.model_fields, *lc.ChatAdaFuse.model_fields}
-    assert {*ModelFields.__annotations__} == {*fields, *keywords, "model"}
+    assert {*ModelFields.__annotations__} == {*lc.AdaFuseLLM.model_fields, *keywords, "model"}
+    assert {*ChatFields.__annotations__} == {*lc.ChatAdaFuse.model_fields, *keywords, "model"}
     own = {"members", "engine"}  # parameters of the class itself
     assert {*LLMOptions.__annotations__} == {*li.AdaFuseLLM.model_fields, *keywords} - own

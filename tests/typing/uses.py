@@ -70,7 +70,9 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
     lc.ChatAdaFuse.from_config(path, max_word=1)  # type: ignore[call-arg]
+    lc.ChatAdaFuse(engine=engine, tool_choice="any", parallel_tool_calls=False)  # ok
     lc.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
+    lc.AdaFuseLLM(engine=engine, tool_choice="any")  # type: ignore[call-arg]
 
 
 async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:

@@ -25,8 +25,6 @@ from langchain_adafuse._calls import ModelCall, RoundDetail
 if TYPE_CHECKING:
     from langchain_core.caches import BaseCache
     from langchain_core.callbacks import Callbacks
-    from langchain_core.language_models.model_profile import ModelProfile
-    from langchain_core.rate_limiters import BaseRateLimiter
 
     from adafuse_llm import MemberSpec
 
@@ -39,7 +37,7 @@ MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 
 
 class ModelFields(ModelKeywords, total=False):
-    """The keyword arguments of `AdaFuseLLM` and `ChatAdaFuse`, for type checkers."""
+    """The keyword arguments that `AdaFuseLLM` and `ChatAdaFuse` share, for type checkers."""
 
     members: Members
     engine: Engine | None
@@ -47,8 +45,6 @@ class ModelFields(ModelKeywords, total=False):
     timeout: float | None
     streaming: bool | None
     round_detail: RoundDetail
-    tool_choice: str | bool | dict[str, Any] | None
-    parallel_tool_calls: bool | None
     name: str | None
     cache: BaseCache | bool | None
     verbose: bool
@@ -56,10 +52,6 @@ class ModelFields(ModelKeywords, total=False):
     tags: list[str] | None
     metadata: dict[str, Any] | None
     custom_get_token_ids: Callable[[str], list[int]] | None
-    rate_limiter: BaseRateLimiter | None
-    disable_streaming: bool | Literal["tool_calling"]
-    output_version: str | None
-    profile: ModelProfile | None
 
 
 class EnsembleModel(EnsembleFields, Serializable):

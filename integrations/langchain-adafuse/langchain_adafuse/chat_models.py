@@ -24,6 +24,7 @@ from langchain_core.output_parsers import (
     PydanticToolsParser,
 )
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import (
     Runnable,
     RunnableGenerator,
@@ -39,7 +40,7 @@ from typing_extensions import Self, Unpack
 from adafuse_llm import Engine, Request, StreamEvent
 from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyReader, ToolCall
-from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choice
+from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, Enforce, form_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.text.conversation import CALL_OPENS
@@ -51,6 +52,19 @@ logger = logging.getLogger(__name__)
 
 WARNINGS_KEY = "adafuse_warnings"
 """Key in the ``response_metadata``, with what is wrong with a reply and its calls."""
+
+
+class ChatFields(ModelFields, total=False):
+    """The keyword arguments of `ChatAdaFuse`, for type checkers."""
+
+    enforce: Enforce
+    tool_choice: str | bool | dict[str, Any] | None
+    parallel_tool_calls: bool | None
+    rate_limiter: BaseRateLimiter | None
+    disable_streaming: bool | Literal["tool_calling"]
+    output_version: str | None
+    profile: ModelProfile | None
+
 
 Schema = dict[str, Any] | type
 """A pydantic class, a TypedDict, or a dict with a JSON schema."""
@@ -88,7 +102,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
-        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
+        def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
 
     enforce: Literal["auto"] | StrictBool = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra

@@ -21,6 +21,8 @@ RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
 class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `given`
     """A LangChain LLM backed by an ensemble of local language models.
 
+    The class `llama_index.llms.adafuse.AdaFuseLLM`, for LlamaIndex, has the same name.
+
     For example::
 
         llm = AdaFuseLLM(members=["Qwen/Qwen2.5-7B", "mistralai/Mistral-7B-v0.3"])

@@ -32,7 +32,6 @@ from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
     LLMStructuredPredictStartEvent,
 )
-from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
@@ -89,6 +88,7 @@ class LLMOptions(ModelKeywords, total=False):
     is_function_calling_model: bool | None
     request_timeout: float | None
     round_events: bool
+    enforce: Enforce
     complete_as_chat: bool | None
     system_prompt: str | None
     messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
@@ -100,8 +100,10 @@ class LLMOptions(ModelKeywords, total=False):
     rate_limiter: BaseRateLimiter | None
 
 
-class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
+class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
+
+    The class `langchain_adafuse.AdaFuseLLM`, for LangChain, has the same name.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
     thread-safe. A pickled LLM has its members' places and its options, but no weights.
@@ -131,8 +133,8 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             ``formatted=True`` always continues the prompt as it is.
         **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
             every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
-            `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
-            `rate_limiter`.
+            `query_wrapper_prompt`, `callback_manager`, `output_parser`, `rate_limiter`. A
+            `pydantic_program_mode` has no effect, and a warning says so.
 
     Raises:
         InvalidInputError: both or neither of `members` and `engine` are given, or an option is
@@ -153,17 +155,15 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
     _passed_engine: Engine | None = PrivateAttr(default=None)
 
     def __init__(
-        self,
-        members: Members = None,
-        *,
-        engine: Engine | None = None,
-        **kwargs: Unpack[LLMOptions],
+        self, members: Members = None, *, engine: Engine | None = None, **kwargs: Unpack[LLMOptions]
     ) -> None:
         given = {key: value for key, value in kwargs.items() if value is not None}
         if isinstance(template := given.get("query_wrapper_prompt"), str):
             given["query_wrapper_prompt"] = PromptTemplate(template)
         super().__init__(members=members, engine=engine, **given)
         self._passed_engine = engine
+        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+            self._warn_once("pydantic_program_mode has no effect: all objects are read from JSON")
         _ = self._names  # checks the options
 
     @classmethod
