@@ -22,9 +22,10 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from adafuse_llm.errors import short_list, short_repr
+from adafuse_llm.results import Generation
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool, map_json
 from adafuse_llm.text.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.stops import begun_size
@@ -117,21 +118,14 @@ class ReplyDelta:
     warnings: list[str] = field(default_factory=list)
 
 
-class Ending(Protocol):
-    """Why a reply ends, None if it goes on, and the limit that cuts it off, as in `Generation`."""
+def cut_off(finish_reason: str | None, limit: str) -> str:
+    """Return what ended a reply before the members ended it, or "", in the words of frameworks.
 
-    @property
-    def finish_reason(self) -> str | None: ...  # noqa: D102
-
-    @property
-    def cut_by(self) -> str: ...  # noqa: D102
-
-
-def cut_off(end: Ending) -> str:
-    """Return what ended a reply before the members ended it, or "", in the words of frameworks."""
-    if end.finish_reason not in CUT:
+    The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`.
+    """
+    if finish_reason not in CUT:
         return ""
-    limit = end.cut_by.replace("max_new_tokens", "max_tokens")
+    limit = limit.replace("max_new_tokens", "max_tokens")
     return f"{limit} cut it off" if limit else "it was stopped before its end"
 
 
@@ -149,11 +143,7 @@ class ReplyReader:
     """
 
     def __init__(
-        self,
-        tools: Sequence[Tool] = (),
-        *,
-        parallel: bool = True,
-        as_text: bool = True,
+        self, tools: Sequence[Tool] = (), *, parallel: bool = True, as_text: bool = True
     ) -> None:
         self._tools = tools
         self._parallel = parallel
@@ -169,37 +159,35 @@ class ReplyReader:
         self._keys: set[str] = set()
         self._repeated: ToolCall | None = None
 
-    def add(self, text: str, prefix: str = "", end: Ending | None = None) -> ReplyDelta:
+    def add(self, text: str, prefix: str = "", end: Generation | None = None) -> ReplyDelta:
         """Return what the next text adds to the reply.
 
         Args:
             text: the text.
             prefix: the reasoning that the chat templates opened before the reply, if any
                 (`StreamEvent.reply_prefix`).
-            end: how the reply ends with this text, such as its `Generation`; None if it goes on.
+            end: the whole response, if this text is its last one.
         """
         if self._kind is None:
             self._kind = Reasoning if prefix else Text
-        is_last, cut = False, ""
-        if end is not None:
-            is_last, cut = end.finish_reason is not None, cut_off(end)
+        cut = "" if end is None else cut_off(end.finish_reason, end.cut_by)
         begun = self._buffer + text
         head = begun.lstrip()[: len(REASONING_OPENS)]
         may_reason = self._may_reason and REASONING_OPENS.startswith(head)
-        if self._kind is Text and not (self._tools or may_reason):
+        if self._kind is Text and not (self._tools or may_reason):  # no marker can come any more
             parts: list[Part] = [Text(begun)]
             self._buffer, self._may_reason = "", False
         else:
             parts = self._split(text)
-            if is_last:
+            if end is not None:
                 parts += self._ended(cut)
-            parts = [each for part in parts for each in self._released(part)]
-            if is_last and self._held:
+            parts = [released for part in parts for released in self._released(part)]
+            if end is not None and self._held:
                 parts += self._without_markers(cut)
         delta = ReplyDelta()
         for part in parts:
             self._show(part, delta)
-        if is_last:
+        if end is not None:
             delta.warnings = self._warnings(cut)
         return delta
 
@@ -209,8 +197,8 @@ class ReplyReader:
         """Add text to the buffer, and take the parts that later text cannot change."""
         self._buffer += text
         parts: list[Part] = []
-        while found := self._first_marker(is_last=is_last):
-            position, marker = found
+        while first := self._first_marker(is_last=is_last):
+            position, marker = first
             parts += self._take(position)
             self._buffer = self._buffer[len(marker) :]
             self._kind = _KIND_AFTER[marker]
@@ -227,7 +215,7 @@ class ReplyReader:
         if self._kind is ToolCall:
             return [*parts, _unclosed(self._buffer, cut)]
         if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
-            return [*parts, *[_unclosed("", cut)] * (len(self._buffer) >= MIN_MARKER)]
+            return [*parts, _unclosed("", cut)] if len(self._buffer) >= MIN_MARKER else parts
         return parts + self._take(len(self._buffer))
 
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
@@ -241,16 +229,18 @@ class ReplyReader:
             wholes = (end for end in ends if isinstance(_read_call(self._buffer[:end]), ToolCall))
             end = next(wholes, ends[0] if ends and is_last else None)
             return None if end is None else (end, CALL_CLOSES)
-        found = [(self._buffer.find(marker), marker) for marker in self._markers()]
-        return min((each for each in found if each[0] >= 0), default=None)
+        places = [(self._buffer.find(marker), marker) for marker in self._markers()]
+        return min((place for place in places if place[0] >= 0), default=None)
 
     def _markers(self) -> list[str]:
         """Return the markers that may come next in text or reasoning."""
         if self._kind is Reasoning:
             return [REASONING_CLOSES]
+        markers = [CALL_OPENS] if self._tools else []
         head = self._buffer.lstrip()[: len(REASONING_OPENS)]
-        may_reason = self._may_reason and REASONING_OPENS.startswith(head)
-        return [CALL_OPENS] * bool(self._tools) + [REASONING_OPENS] * may_reason
+        if self._may_reason and REASONING_OPENS.startswith(head):
+            markers.append(REASONING_OPENS)
+        return markers
 
     def _take(self, size: int) -> list[Part]:
         """Remove the first `size` characters from the buffer; return them as parts."""
@@ -270,13 +260,14 @@ class ReplyReader:
         """Hold text while the reply can be calls without markers; return what need not be held."""
         if isinstance(part, Reasoning):
             return [part]
-        is_text = isinstance(part, Text)
-        self._held += part.text if isinstance(part, Text) else ""
-        self._may_be_calls = self._may_be_calls and is_text and _may_be_calls(self._held)
-        if self._may_be_calls:
-            return []
-        text, self._held = self._held, ""
-        return [*[Text(text)] * bool(text), *[part] * (not is_text)]
+        if isinstance(part, Text):
+            self._held += part.text
+            self._may_be_calls = self._may_be_calls and _may_be_calls(self._held)
+            if self._may_be_calls:
+                return []
+        self._may_be_calls = False
+        held, self._held = Text(self._held), ""
+        return [held] if isinstance(part, Text) else [held, part]
 
     def _without_markers(self, cut: str) -> list[Part]:
         calls, problem = _bare_calls(self._held, self._tools)
@@ -285,37 +276,34 @@ class ReplyReader:
         return [*calls] or [Text(self._held)]
 
     def _show(self, part: Part, delta: ReplyDelta) -> None:
+        """Add to `delta` what the user sees of a part."""
         if isinstance(part, Text):
             part = Text(part.text.lstrip() if self._at_start else part.text)
-            if not part.text:
-                return
+            self._at_start = self._at_start and not part.text
             self._text += part.text
-            self._at_start = False
         else:
             self._at_start = True
+        if isinstance(part, ToolCall):
+            key = call_key(part.name, part.arguments)
+            if key in self._keys:
+                self._repeated = self._repeated or part
+            self._keys.add(key)
         if isinstance(part, (ToolCall, InvalidToolCall)):
-            if self._is_left_out(part):
+            if self._repeated or (self._calls and not self._parallel):
                 return
             self._calls.append(part)
-            if isinstance(part, InvalidToolCall) and self._as_text:
-                if part.is_cut:
-                    return
-                part = Text(f"{CALL_OPENS}{part.text}{CALL_CLOSES if part.is_closed else ''}")
-        delta.parts.append(part)
+        if isinstance(part, InvalidToolCall) and self._as_text:
+            closes = CALL_CLOSES if part.is_closed else ""
+            part = Text("" if part.is_cut else f"{CALL_OPENS}{part.text}{closes}")
         if isinstance(part, Text):
+            if not part.text:
+                return
             delta.content += part.text
         elif isinstance(part, Reasoning):
             delta.reasoning += part.text
         else:
             delta.calls.append(part)
-
-    def _is_left_out(self, call: ParsedCall) -> bool:
-        if isinstance(call, ToolCall):
-            key = call_key(call.name, call.arguments)
-            if key in self._keys:
-                self._repeated = self._repeated or call
-            self._keys.add(key)
-        return bool(self._repeated or (self._calls and not self._parallel))
+        delta.parts.append(part)
 
     def _warnings(self, cut: str) -> list[str]:
         warnings = []

@@ -137,7 +137,7 @@ JSON = st.recursive(
 def test_calls_are_read_back_as_they_were(arguments: list[dict[str, Any]]) -> None:
     calls = [{"id": "1", "name": f"</{n}>", "arguments": a} for n, a in enumerate(arguments)]
     (text,) = flat({"role": "assistant", "content": "So:", "tool_calls": calls})
-    end = SimpleNamespace(finish_reason="stop", cut_by="")
+    end: Any = SimpleNamespace(finish_reason="stop", cut_by="")
     found = ReplyReader([ADD]).add(text, end=end).calls
     assert found == [ToolCall(str(call["name"]), call["arguments"]) for call in calls]  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ def read(
     """All parts of a reply, with neighbours of one kind joined, and its warnings."""
     reader = ReplyReader(tools, **{"as_text": False, **options})
     deltas = [reader.add(piece) for piece in pieces]
-    end = SimpleNamespace(finish_reason=reason, cut_by=LIMIT.get(reason, ""))
+    end: Any = SimpleNamespace(finish_reason=reason, cut_by=LIMIT.get(reason, ""))
     deltas.append(reader.add("", end=end))
     parts: list[Any] = []
     for part in (part for delta in deltas for part in delta.parts):

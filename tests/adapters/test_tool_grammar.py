@@ -119,7 +119,7 @@ def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
             byte = rng.choice(likely if rng.random() < 0.8 else allowed)
             assert follower.consume_token(byte)
             reply += bytes([byte])
-        end = SimpleNamespace(finish_reason="stop", cut_by="")
+        end: Any = SimpleNamespace(finish_reason="stop", cut_by="")
         calls = ReplyReader(TOOLS).add(reply.decode(), end=end).parts
         if choice == "auto":
             assert calls.pop(0) == Text("Hi ")

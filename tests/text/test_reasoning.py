@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,8 @@ def test_reasoning_and_answer_are_told_apart(
         reader = ReplyReader()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         deltas = [reader.add(piece, prefix) for piece in pieces]
-        deltas.append(reader.add("", prefix, SimpleNamespace(finish_reason="stop", cut_by="")))
+        end: Any = SimpleNamespace(finish_reason="stop", cut_by="")
+        deltas.append(reader.add("", prefix, end))
         assert "".join(delta.content for delta in deltas).strip() == answer.strip()
         thought = "".join(delta.reasoning for delta in deltas)
         assert "".join(thought.split()) == "".join(reasoning.split())

@@ -108,7 +108,8 @@ class ResponseChunks(ABC, Generic[C]):
             total_tokens=totals["total_tokens"],
             input_token_details={"cache_read": details["cached_tokens"]},
         )
-        optional: dict[str, Any] = {"seed": whole.seed, CUT_KEY: cut_off(whole) or None}
+        optional: dict[str, Any] = {"seed": whole.seed}
+        optional |= {CUT_KEY: cut_off(reason, whole.cut_by) or None}
         optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
         if call.config.counted_logprobs is not None:
             optional["logprobs"] = openai_logprobs(whole.rounds)

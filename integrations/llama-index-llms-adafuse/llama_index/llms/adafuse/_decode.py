@@ -23,7 +23,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from adafuse_llm import ContextWindowError, Engine, Generation, Request, StreamEvent
+from adafuse_llm import ContextWindowError, Engine, Generation, Request, Round, StreamEvent
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.run import check_one_response, with_alternatives
 from adafuse_llm.summary import Summary, record
@@ -48,12 +48,14 @@ class Chunk:
         logprobs: if the request asks for log-probabilities, those of the reported member. There is
             one list for each token: the committed token, then the other likeliest ones.
         reply_prefix: text with which the members' chat templates began the response.
+        generation: the whole response, in its last piece.
     """
 
     delta: str
     raw: AdaFuseRaw
     logprobs: list[list[LogProb]] | None
     reply_prefix: str
+    generation: Generation | None
 
 
 Prepared = tuple[Engine, Request, Callable[[Chunk], R]]
@@ -174,23 +176,23 @@ class Decode(Generic[R]):
 
     def _part(self, event: StreamEvent) -> R:
         rounds = () if event.round is None else (event.round,)
-        raw = AdaFuseRaw.of(rounds, event.generation)
-        return self._convert(Chunk(event.text, raw, self._logprobs(raw), event.reply_prefix))
+        return self._converted(event.text, rounds, event.reply_prefix, event.generation)
 
     def _whole(self) -> R:
         whole = self._generation()
-        raw = AdaFuseRaw.of(whole.rounds, whole)
-        return self._convert(Chunk(whole.text, raw, self._logprobs(raw), whole.reply_prefix))
+        return self._converted(whole.text, whole.rounds, whole.reply_prefix, whole)
 
     def _generation(self) -> Generation:
         return with_alternatives([self._done[number] for number in sorted(self._done)])
 
-    def _logprobs(self, raw: AdaFuseRaw) -> list[list[LogProb]] | None:
-        if self._config.counted_logprobs is None:
-            return None
-        lists = []
-        for token in openai_logprobs(raw.rounds)["content"]:
-            top = token.pop("top_logprobs")
-            others = [each for each in top if each != token]
-            lists.append([LogProb(**each) for each in (token, *others)])
-        return lists
+    def _converted(
+        self, text: str, rounds: tuple[Round, ...], prefix: str, whole: Generation | None
+    ) -> R:
+        lists = None
+        if self._config.counted_logprobs is not None:
+            lists = []
+            for token in openai_logprobs(rounds)["content"]:
+                top = token.pop("top_logprobs")
+                others = [other for other in top if other != token]
+                lists.append([LogProb(**each) for each in (token, *others)])
+        return self._convert(Chunk(text, AdaFuseRaw.of(rounds, whole), lists, prefix, whole))

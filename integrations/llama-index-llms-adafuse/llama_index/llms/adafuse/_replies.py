@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
@@ -72,7 +73,7 @@ class Reply:
         reason = chunk.raw.finish_reason
         added = ReplyDelta(content=chunk.delta)
         if self._reader is not None:
-            added = self._reader.add(chunk.delta, chunk.reply_prefix, chunk.raw)
+            added = self._reader.add(chunk.delta, chunk.reply_prefix, chunk.generation)
         for warning in added.warnings:
             logger.warning("%s", warning)
         for call in added.calls:
@@ -130,14 +131,12 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
     Raises:
         MalformedReplyError: the reply is no valid object.
     """
-    reply = response.message.content or ""
-    cut = cut_off(response.raw) if isinstance(response.raw, AdaFuseRaw) else ""
-    if cut and _is_open(reply):
+    reply, raw = response.message.content or "", response.raw
+    cut = cut_off(raw.finish_reason, raw.cut_by) if isinstance(raw, AdaFuseRaw) else ""
+    if cut and reply.rfind("{") > reply.rfind("}"):
         raise MalformedReplyError(f"the object is not whole: {cut}")
-    try:
+    with suppress(ValidationError):  # of text around it
         return output_cls.model_validate_json(reply)
-    except ValidationError:
-        pass  # text stands around it
     try:
         return PydanticOutputParser(output_cls).parse(reply)  # type: ignore[no-any-return]
     except ValueError as error:
@@ -155,11 +154,6 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
 def reason_of(response: ChatResponse) -> str:
     """Return why a reply ended, or "" if it did not."""
     return str(getattr(response.raw, "finish_reason", None) or "")
-
-
-def _is_open(reply: str) -> bool:
-    """Return whether an object begins in a reply, and does not end there."""
-    return reply.rfind("{") > reply.rfind("}")
 
 
 def _openai_call(block: ToolCallBlock) -> dict[str, Any]:
