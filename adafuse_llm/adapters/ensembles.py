@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from adafuse_llm import __version__
-from adafuse_llm.adapters.options import USE_SERVER
 from adafuse_llm.backends.file_facts import file_has_template, file_window
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.grammar.matchers import is_available
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
@@ -149,9 +148,11 @@ class Ensemble:
         None if the ensemble is not loaded and the members' files do not tell.
         """
         if (engine := self._open) is not None:
-            return any(each.has_chat_template for each in engine.member_info if each.name in names)
+            return any(info.has_chat_template for info in engine.member_info if info.name in names)
         known = [file_has_template(*place) for _, place in self._chosen(names)]
-        return True if True in known else None if None in known else False
+        if True in known:
+            return True
+        return None if None in known else False
 
     def can_enforce(self) -> bool:
         """Return whether responses can be made to fit a grammar. This loads nothing.
@@ -212,19 +213,6 @@ class Ensemble:
     def _key(self) -> str:
         parts = [self._loading, self.trust_remote_code, self.runtime.model_dump()]
         return json.dumps(parts, sort_keys=True)
-
-
-def check_engine(engine: object) -> None:
-    """Check that an object is an engine or None.
-
-    Raises:
-        InvalidInputError: it is something else, such as the address of a server.
-    """
-    if engine is not None and not isinstance(engine, Engine):
-        raise InvalidInputError(
-            f"engine must be an AdaFuseEngine or a RemoteEngine; got {type(engine).__name__}: "
-            f"{USE_SERVER}"
-        )
 
 
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 from pydantic import ConfigDict, ValidationError
 from typing_extensions import Self
 
-from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
+from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
+from adafuse_llm.adapters.options import ALIASES, USE_SERVER, OptionFields, check_option_names
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.interface import Engine
@@ -67,7 +67,11 @@ class EnsembleFields(OptionFields):
 
     def __init__(self, **fields: Any) -> None:
         engine, members = fields.get("engine"), fields.get("members")
-        check_engine(engine)
+        if engine is not None and not isinstance(engine, Engine):
+            raise InvalidInputError(
+                f"engine must be an AdaFuseEngine or a RemoteEngine; got {type(engine).__name__}: "
+                f"{USE_SERVER}"
+            )
         kinds = type(self).model_fields
         checked = self._checked(fields, extra=(*kinds, "engine"))
         if (engine is None) == (members is None):

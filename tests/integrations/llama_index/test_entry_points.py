@@ -195,7 +195,7 @@ def test_what_is_not_text_is_left_out_with_a_note(caplog):
 
 ADD: dict[str, Any] = {"id": "call_1", "function": {"name": "add", "arguments": '{"a": 1}'}}
 BLOCK = ToolCallBlock(tool_call_id="call_1", tool_name="add", tool_kwargs={"a": 1})
-OBJECT = SimpleNamespace(id="call_1", function=SimpleNamespace(**ADD["function"]))
+OBJECT = SimpleNamespace(model_dump=lambda: ADD)
 
 
 @pytest.mark.quick

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -80,26 +80,14 @@ def _turn(message: ChatMessage, omitted: set[str]) -> Turn:
             omitted.add(type(block).__name__)
             if role != "assistant":
                 texts.append(f"[{type(block).__name__}, not shown]")
+    if not calls:  # LLMs of OpenAI's API may leave their own objects here
+        others = extras.get("tool_calls") or ()
+        calls = [call if isinstance(call, dict) else call.model_dump() for call in others]
     return Turn(
         role=role,
         content="\n".join(texts),
-        name=_string(extras.get("name")),
-        tool_calls=calls or [_openai_call(each) for each in extras.get("tool_calls") or ()],
-        tool_call_id=_string(extras.get("tool_call_id")),
-        reasoning="\n\n".join(filter(None, reasoning)) or _string(extras.get("reasoning_content")),
+        name=extras.get("name"),
+        tool_calls=calls,
+        tool_call_id=extras.get("tool_call_id"),
+        reasoning="\n\n".join(filter(None, reasoning)) or extras.get("reasoning_content"),
     )
-
-
-def _openai_call(call: Any) -> dict[str, Any]:
-    """Convert a call in the form of OpenAI: an object of its library, or the same as dicts."""
-    function = _get(call, "function")
-    named = {name: _get(function, name) for name in ("name", "arguments")}
-    return {"id": _get(call, "id") or "", **named}
-
-
-def _get(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
-
-
-def _string(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
