@@ -36,12 +36,7 @@ from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import *  # noqa: F403  # all of them
 from adafuse_llm.interface import Engine
-from adafuse_llm.loading.specs import (
-    GGUFMember,
-    MemberSpec,
-    ServerMember,
-    TransformersMember,
-)
+from adafuse_llm.loading.specs import GGUFMember, MemberSpec, ServerMember, TransformersMember
 from adafuse_llm.remote.client import RemoteEngine
 from adafuse_llm.request import Request
 from adafuse_llm.results import (

@@ -37,8 +37,12 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "n")
 """Options that draw the response at random."""
 
 ADJUSTMENTS = (
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("no_repeat_ngram_size", "min_new_tokens", "logit_bias"),
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "logit_bias",
 )
 """Options that change every member's distributions before anything reads them."""
 
@@ -60,7 +64,6 @@ DEFAULT_BRANCHES = 3
 
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
-
 
 INSTEAD = {
     "members": " To choose among the loaded members, pass use=[...]. Configuration files have the "
@@ -92,7 +95,7 @@ def explain(error: ValidationError, names: Sequence[str]) -> str:
         return f"unknown option {short_repr(name)}.{advice(name, names)}"
     # a value that fits none of several types has a problem for each; the deepest fits best
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
-    problem = max(same, key=lambda each: len(each["loc"]))
+    problem = max(same, key=lambda one: len(one["loc"]))
     allowed = problem["msg"].removeprefix("Value error, ")
     allowed = (allowed[:1].lower() + allowed[1:]).replace("tuple", "list")
     return f"option {name!r}: {allowed}; got {short_repr(problem['input'])}"
@@ -306,11 +309,11 @@ class AdaFuseConfig(Options):
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         own = AdaFuseConfig.model_fields
         values = {name: v for name, v in options.items() if v is not None or name not in own}
-        given = [name for name in CONSTRAINTS if name in values]
-        if len(given) > 1:
+        forms = [name for name in CONSTRAINTS if name in values]
+        if len(forms) > 1:
             raise InvalidOptionError(
                 f"only one of {', '.join(CONSTRAINTS)} can determine the form of a response; got "
-                f"{' and '.join(given)}"
+                f"{' and '.join(forms)}"
             )
         super().__init__(**values)
 
@@ -371,8 +374,8 @@ class AdaFuseConfig(Options):
         """
         if not options:
             return self
-        given = AdaFuseConfig(**options)
-        changes = {name: getattr(given, name) for name in options}
+        checked = AdaFuseConfig(**options)
+        changes = {name: getattr(checked, name) for name in options}
         if any(options.get(name) is not None for name in CONSTRAINTS):
             changes = {**dict.fromkeys(CONSTRAINTS), **changes}
         return self.model_copy(update=changes)
@@ -384,8 +387,8 @@ class AdaFuseConfig(Options):
             has_form: whether the response has a form that no option sets, such as calls of tools.
         """
         if self.max_new_tokens is None:
-            has_form |= any(getattr(self, name) is not None for name in CONSTRAINTS)
-            return FORM_TOKENS if has_form else FREE_TOKENS
+            has_constraint = any(getattr(self, name) is not None for name in CONSTRAINTS)
+            return FORM_TOKENS if has_form or has_constraint else FREE_TOKENS
         return sys.maxsize if self.max_new_tokens == NO_LIMIT else self.max_new_tokens
 
     @property

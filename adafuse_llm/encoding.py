@@ -12,12 +12,7 @@ from adafuse_llm.backends.checks import check_listed
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.member import MemberState, naming_member
 from adafuse_llm.decoding.permits import Form
-from adafuse_llm.errors import (
-    ContextWindowError,
-    InvalidInputError,
-    InvalidOptionError,
-    short_repr,
-)
+from adafuse_llm.errors import ContextWindowError, InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.grammar.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarState
 from adafuse_llm.request import Checked
 from adafuse_llm.text.codec import TextCodec
@@ -209,7 +204,7 @@ def check_draws(active: Active, config: AdaFuseConfig) -> None:
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
     """Check that all choices fit the limits of all members. Return the number of their tokens."""
     choices = config.choices or ()
-    if members[0].opening.is_reply and (spaced := [each for each in choices if each[0].isspace()]):
+    if members[0].opening.is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(
             f"option 'choices': a reply to messages cannot begin with whitespace; got "
             f"{short_repr(spaced[0])}"
@@ -283,12 +278,13 @@ def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustme
         InvalidOptionError: the member cannot change its distributions, or cannot write a text of
             ``logit_bias``; or ``min_new_tokens`` is above ``max_new_tokens``.
     """
-    given: dict[str, Any] = {
+    changes: dict[str, Any] = {
         name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
     }
-    if (texts := given.pop("logit_bias", None)) is not None:
-        given["biases"] = tuple((_encode_bias(backend, each), bias) for each, bias in texts.items())
-    adjustment = replace(backend.own_adjustment, **given)
+    if (texts := changes.pop("logit_bias", None)) is not None:
+        biases = ((_encode_bias(backend, text), bias) for text, bias in texts.items())
+        changes["biases"] = tuple(biases)
+    adjustment = replace(backend.own_adjustment, **changes)
     if adjustment == NOTHING:
         return None
     if not backend.knows_distributions:

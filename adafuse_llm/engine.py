@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,21 +23,8 @@ from adafuse_llm.config import (
 )
 from adafuse_llm.decoding.draft import Drafts, NoDrafts
 from adafuse_llm.decoding.member import MemberState
-from adafuse_llm.decoding.rounds import (
-    PlayRound,
-    Response,
-    choose,
-    decode,
-    pool_texts,
-    score_texts,
-)
-from adafuse_llm.encoding import (
-    Active,
-    Encoder,
-    check_choices,
-    check_draws,
-    text_tokens,
-)
+from adafuse_llm.decoding.rounds import PlayRound, Response, choose, decode, pool_texts, score_texts
+from adafuse_llm.encoding import Active, Encoder, check_choices, check_draws, text_tokens
 from adafuse_llm.errors import InvalidInputError, RequestCancelledError, short_repr
 from adafuse_llm.grammar.grammar import NO_LEAD, Grammar
 from adafuse_llm.grammar.matchers import is_available
@@ -114,24 +102,26 @@ class AdaFuseEngine(Engine):
     ) -> None:
         super().__init__(on_round)
         members = tuple(members)
-        if not all(isinstance(each, Backend) for each in members):
+        if not all(isinstance(member, Backend) for member in members):
             raise InvalidInputError(
                 "members must be loaded backends. To load models by path or hub id, use "
                 "AdaFuseEngine.from_pretrained([...])."
             )
         if not members:
             raise InvalidInputError("an ensemble needs at least one member; got none")
-        for given, kind in ((config, AdaFuseConfig), (runtime, RuntimeConfig)):
-            if given is not None and not isinstance(given, kind):
+        for value, kind in ((config, AdaFuseConfig), (runtime, RuntimeConfig)):
+            if value is not None and not isinstance(value, kind):
                 name = kind.__name__
-                raise InvalidInputError(f"pass {name}(...), or None; got {short_repr(given)}")
+                raise InvalidInputError(f"pass {name}(...), or None; got {short_repr(value)}")
         self.backends: tuple[Backend, ...] = members
-        self.members: tuple[str, ...] = tuple(backend.name for backend in self.backends)
+        self.members: tuple[str, ...] = tuple(backend.name for backend in members)
         if len(set(self.members)) != len(self.members):
             raise InvalidInputError(
                 f"members need different names; got {', '.join(self.members)}. "
                 "Set the name of a backend when you create it."
             )
+
+        # options, which depend on the members
         self.config = config or AdaFuseConfig()
         self.strategy = self._find(strategy)
         refuse_unused_options(self.strategy, self.config)
@@ -139,6 +129,7 @@ class AdaFuseEngine(Engine):
         if self.config.calibration is not None:
             names = [backend.name for backend, _ in active]
             self.config.calibration.check(self.strategy.name, names)
+
         self._encoder = Encoder(self.members)
         self.runtime = runtime or RuntimeConfig()
         self._owned: tuple[Backend, ...] = ()
@@ -195,7 +186,7 @@ class AdaFuseEngine(Engine):
         except BaseException:
             _close_members(loaded)
             raise
-        engine._owned = tuple(loaded)  # of this class
+        engine._owned = tuple(loaded)
         return engine
 
     @classmethod
@@ -305,9 +296,9 @@ class AdaFuseEngine(Engine):
                 this method logs a warning that names its member.
         """
         self.scheduler.close(0)  # requests end before their members
-        _close_members([each for each in self._owned if each.is_remote])
+        _close_members([member for member in self._owned if member.is_remote])
         busy = self.scheduler.close(timeout)
-        _close_members([each for each in self._owned if each.name not in busy])
+        _close_members([member for member in self._owned if member.name not in busy])
         if busy:
             logger.warning(
                 "the engine is closed, but after %g seconds a forward pass still runs: %s",
@@ -317,7 +308,7 @@ class AdaFuseEngine(Engine):
 
     @override
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
-        jobs = [job for each in converted(requests, self._jobs) for job in each]
+        jobs = [*itertools.chain.from_iterable(converted(requests, self._jobs))]
         scheduler = self.scheduler
 
         def start(deliver: Deliver) -> None:
@@ -333,14 +324,18 @@ class AdaFuseEngine(Engine):
         self.scheduler.check_accepts()
         if request.texts is not None:
             return [self._scoring(checked, request.texts)]
+
+        # whether the strategy and the members can do what the options ask for
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
-        given = request.options.keys()  # with `use`, the response has no confidence instead
-        if config.calibration is not None and "calibration" in given and "use" not in given:
+        own = request.options.keys()  # with `use`, the response has no confidence instead
+        if config.calibration is not None and "calibration" in own and "use" not in own:
             config.calibration.check(self.strategy.name, [backend.name for backend, _ in active])
         self.strategy.check([backend for backend, _ in active])
         config.check_n()
+
+        # a job for every response
         seeds: Sequence[int | None] = (None,)
         if config.temperature:
             seeds = config.seeds()
@@ -355,10 +350,9 @@ class AdaFuseEngine(Engine):
 
     def _decoding(self, checked: Checked, members: Sequence[MemberState], seed: int | None) -> Job:
         config = checked.config.model_copy(update={"seed": seed})
-        grammar = members[0].grammar
-        is_free = config.choices is None and grammar is None
-        has_plain = not all(member.codec.has_chat_template for member in members)
-        turns = TURNS if is_free and checked.conversation is not None and has_plain else ()
+        talk = checked.conversation
+
+        # how a round is played
         spare = self.strategy.max_extra_tokens(len(members), config)
         drafts = NoDrafts()
         if self.runtime.drafting:
@@ -369,15 +363,21 @@ class AdaFuseEngine(Engine):
             play: PlayRound = partial(choose, members, config.choices)
         else:
             play = self.strategy.begin(StrategyContext(members, config, drafts))
+
+        # the memory that it needs, which may leave fewer tokens
         least = FREE_TOKENS if config.max_new_tokens in (None, NO_LIMIT) else None
         needs, limit = self.scheduler.cache_needs(members, checked.limit, spare, least)
         for member in members:
             member.limit = limit
-        talk = checked.conversation
+
+        # what ends the response; members without a template may write the user's next turn
+        grammar = members[0].grammar
+        is_free = config.choices is None and grammar is None
+        has_plain = not all(member.codec.has_chat_template for member in members)
         transcript = Transcript(
             () if config.choices else config.stop,
             grammar.can_end if grammar else None,
-            turns,
+            TURNS if is_free and talk is not None and has_plain else (),
             calls=CALL_CLOSES in (config.grammar or "") or bool(talk and talk.tools),
             prefix=members[0].reply_prefix,
         )

@@ -12,14 +12,7 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
-from adafuse_llm.request import (
-    Checked,
-    Given,
-    GivenBatch,
-    Messages,
-    Request,
-    requests_of,
-)
+from adafuse_llm.request import Checked, Given, GivenBatch, Messages, Request, requests_of
 from adafuse_llm.results import (
     Choice,
     Generation,

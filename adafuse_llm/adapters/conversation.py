@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,13 +87,13 @@ def to_conversation(
 
 @dataclass
 class _Calls:
-    """The calls of a conversation so far, and what members read as text.
+    """The calls of a conversation so far, by id.
 
     Attributes:
-        names: the names of their tools, by the ids of the calls.
-        text: ids of the calls that are text.
-        waiting: ids of the calls of the last reply that have no result yet.
-        odd: what else there is, in words; only the keys count.
+        names: the names of their tools.
+        text: the calls that members read as text.
+        waiting: the calls of the last reply that have no result yet.
+        odd: what members read as text, in words; only the keys count.
     """
 
     names: dict[str, Any] = field(default_factory=dict)
@@ -108,13 +109,13 @@ class _Calls:
         self.names[key] = name
         self.waiting.append(key)
         self.text.discard(key)  # clients may use an id again
-        try:
-            given = read_json(arguments or "{}") if isinstance(arguments, str) else arguments
-        except ValueError:
-            given = arguments
-        given = {} if given is None else given
-        if isinstance(name, str) and isinstance(given, Mapping):
-            return {"id": key, "name": name, "arguments": {**given}}
+        values = arguments
+        if isinstance(arguments, str):
+            with suppress(ValueError):
+                values = read_json(arguments or "{}")
+        values = {} if values is None else values
+        if isinstance(name, str) and isinstance(values, Mapping):
+            return {"id": key, "name": name, "arguments": {**values}}
         self.text.add(key)
         self.odd["tool calls whose arguments are not a JSON object"] = None
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
@@ -134,7 +135,6 @@ class _Calls:
 
 
 def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
-    """Return a message without the name of its speaker, with its reasoning apart."""
     label = f"message {number}"
     role = check_role(turn.get("role"), label)
     content = check_content(turn.get("content"), label)
@@ -144,20 +144,24 @@ def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
     elif role == "user" and (name := turn.get("name")):
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
+
+    # calls, of which malformed ones follow the text
     calls = turn.get("tool_calls")
     if calls and role == "assistant" and isinstance(calls, (list, tuple)):
         known.waiting.clear()
         read = [known.add(call) for call in calls]
-        calls = [each for each in read if not isinstance(each, str)]
-        if texts := [each for each in read if isinstance(each, str)]:
+        calls = [call for call in read if not isinstance(call, str)]
+        if texts := [call for call in read if isinstance(call, str)]:
             message["content"] = "\n".join([*filter(None, [content.rstrip("\n")]), *texts])
     if calls:
         message["tool_calls"] = calls
+
+    # the result of a call, or of none that members know
     if role == "tool":
         key, is_text = known.answer(turn.get("tool_call_id"))
         if is_text:
             name = known.names.get(key) or turn.get("name")
-            answer = {**({"name": name} if name else {}), "content": content}
+            answer = {"name": name, "content": content} if name else {"content": content}
             text = f"{RESULT_OPENS}\n{to_json(answer)}\n{RESULT_CLOSES}"
             return {"role": "user", "content": text}
         message["tool_call_id"] = key

@@ -66,8 +66,9 @@ class ReplyForm:
         Raises:
             InvalidInputError: the schema cannot be written as JSON.
         """
-        one_call = self.calls_tools and not self.parallel
-        lines = ["A reply can have at most one call."] if one_call else []
+        lines = []
+        if self.calls_tools and not self.parallel:
+            lines.append("A reply can have at most one call.")
         if self.schema is not None:
             try:
                 lines.append(f"{_ONLY_JSON}\n{json.dumps(self.schema, **_COMPACT)}")
@@ -83,8 +84,10 @@ class ReplyForm:
         Raises:
             InvalidOptionError: there are such options. It has the call's name `response_format`.
         """
+        if not self.calls_tools and self.schema is None:
+            return
         own = "tools" if self.calls_tools else response_format
-        for name in given if self.calls_tools or self.schema is not None else ():
+        for name in given:
             raise InvalidOptionError(
                 f"{name} cannot be combined with {own}, because both determine the form of the "
                 "reply; send only one of them"
@@ -114,9 +117,7 @@ class ReplyForm:
     def reader(self, *, as_text: bool = True) -> ReplyReader:
         """Return a reader of a reply. With `as_text`, malformed calls are text."""
         return ReplyReader(
-            self.tools if self.calls_tools else (),
-            parallel=self.parallel,
-            as_text=as_text,
+            self.tools if self.calls_tools else (), parallel=self.parallel, as_text=as_text
         )
 
 
@@ -142,13 +143,18 @@ def enforced(
     if not enforce:
         return free, ""
     problems: list[str] | None = None if enforce is True else []
+    constrained: dict[str, Any] = {**free}
     try:
         if not form.calls_tools and form.schema is not None:
-            constrained = {**free, "json_schema": closed_schema(form.schema, problems)[0]}
+            constrained["json_schema"] = closed_schema(form.schema, problems)[0]
         else:
-            more: dict[str, Any] = {"parallel": form.parallel, "reply": form.schema}
-            more["problems"] = problems
-            constrained = {**free, "grammar": tool_grammar(form.tools, choice=form.choice, **more)}
+            constrained["grammar"] = tool_grammar(
+                form.tools,
+                choice=form.choice,
+                parallel=form.parallel,
+                reply=form.schema,
+                problems=problems,
+            )
         engine.check_grammar(**constrained)
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
@@ -170,10 +176,10 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
     """
     if response_format is None:
         return None
-    given = response_format if isinstance(response_format, Mapping) else {}
-    inner = given.get("json_schema")
-    places = given.get("schema"), inner.get("schema") if isinstance(inner, Mapping) else inner
-    match given.get("type"), [place for place in places if place is not None]:
+    form = response_format if isinstance(response_format, Mapping) else {}
+    inner = form.get("json_schema")
+    places = form.get("schema"), inner.get("schema") if isinstance(inner, Mapping) else inner
+    match form.get("type"), [place for place in places if place is not None]:
         case "json_schema", [Mapping() as schema]:
             return schema
         case "json_object", [Mapping() as schema] if inner is None:

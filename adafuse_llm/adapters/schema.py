@@ -43,11 +43,12 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
             if is_absent(key, value):
                 continue
             if key in _MAPS and isinstance(value, Mapping):
-                part[key] = {name: closed(each) for name, each in value.items()}
+                part[key] = {name: closed(inner) for name, inner in value.items()}
             else:
                 part[key] = value if key in _DATA else closed(value)
         parts, properties = part.get("allOf"), part.get("properties")
-        combines |= len(_COMBINED & part.keys()) > 1 or (isinstance(parts, list) and len(parts) > 1)
+        if len(_COMBINED & part.keys()) > 1 or (isinstance(parts, list) and len(parts) > 1):
+            combines = True
         if not isinstance(properties, Mapping) or _OPEN & part.keys():
             return part
         lists_all = set(part.get("required") or ()) <= properties.keys()
@@ -105,9 +106,9 @@ def _rule(schema: dict[str, Any]) -> str:
 def _path_of_bad_property(schema: dict[str, Any]) -> tuple[str, ...]:
     """Return the path of the first property that alone cannot be enforced, or an empty one."""
     properties = schema.get("properties")
-    for name, each in properties.items() if isinstance(properties, dict) else ():
+    for name in properties if isinstance(properties, dict) else ():
         try:
-            _rule({**schema, "properties": {name: each}, "required": [name]})
+            _rule({**schema, "properties": {name: schema["properties"][name]}, "required": [name]})
         except GrammarError:
             return ("properties", name)
     return ()

@@ -104,23 +104,23 @@ def _literal(text: str) -> str:
 def _rule_of(tool: Tool, problems: list[str] | None) -> str:
     """Return the right-hand side of a rule for a tool's arguments."""
     label = f"the schema of the tool {tool.name!r}"
-    found: list[str] = []
+    own: list[str] = []
     try:
-        rule = closed_schema(_object_schema(tool), None if problems is None else found)[1]
+        rule = closed_schema(_object_schema(tool), None if problems is None else own)[1]
     except InvalidInputError as error:
-        found.append(str(error))
+        own.append(str(error))
         if problems is None or not isinstance(error, GrammarError):
             raise type(error)(f"{label}: {error}") from None
         rule = closed_schema({"type": "object"})[1]
     if problems is not None:
-        problems += [f"{label}: {each}" for each in found]
+        problems += [f"{label}: {problem}" for problem in own]
     return rule
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments, which are always an object."""
     empty: tuple[Any, ...] = (None, [])  # so some languages write what is absent
-    schema = {key: each for key, each in (tool.parameters or {}).items() if each not in empty}
+    schema = {key: value for key, value in tool.parameters.items() if value not in empty}
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, (list, tuple)) and "object" in kind):
         raise GrammarError(
