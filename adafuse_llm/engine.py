@@ -191,10 +191,7 @@ class AdaFuseEngine(Engine):
 
     @classmethod
     def from_embedded(cls, **options: Unpack[EngineOptions]) -> AdaFuseEngine:
-        """Load the three small models that ship with this package, for experiments and tests.
-
-        The options are those of `from_pretrained`.
-        """
+        """Load the three small models that ship with this package, for experiments and tests."""
         from adafuse_llm.embedded import member_paths
 
         return cls.from_pretrained([str(path) for path in member_paths()], **options)
@@ -206,8 +203,8 @@ class AdaFuseEngine(Engine):
         """Load the ensemble that a configuration file describes.
 
         Args:
-            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote. The module
-                :mod:`adafuse_llm.loading.config_file` describes its format.
+            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote
+                (:mod:`adafuse_llm.loading.config_file`).
             trust_remote_code: as for `from_pretrained`; the file cannot set it.
 
         Raises:
@@ -258,9 +255,6 @@ class AdaFuseEngine(Engine):
         Both share the members, the limits of `runtime` and the observer. Closing one of them closes
         both. Options of `config` that the strategy does not use have their default values.
 
-        Args:
-            strategy: as for the constructor.
-
         Raises:
             InvalidOptionError: the strategy is unknown.
         """
@@ -287,13 +281,13 @@ class AdaFuseEngine(Engine):
     def close(self, timeout: float | None = None) -> None:
         """End running requests and stop the threads. The engine then accepts no more requests.
 
-        All requests end at once with `EngineClosedError`. A forward pass in this process cannot be
-        interrupted, so this method waits until the current passes end. It closes the members that
-        the engine has loaded itself. Members that were passed to the constructor stay open.
+        All requests end at once with `EngineClosedError`. This method waits for the current forward
+        passes in this process, which cannot be interrupted. Then it closes the members that the
+        engine has loaded itself; those that were passed to the constructor stay open.
 
         Args:
-            timeout: maximum seconds to wait for passes in this process. If a pass takes longer,
-                this method logs a warning that names its member.
+            timeout: maximum seconds to wait. If a pass takes longer, this method logs a warning
+                that names its member.
         """
         self.scheduler.close(0)  # requests end before their members
         _close_members([member for member in self._owned if member.is_remote])

@@ -31,13 +31,11 @@ class Engine(ABC):
     """An ensemble of language models that decode one response together.
 
     `AdaFuseEngine` has the members in this process, and `RemoteEngine` uses those of a server.
-    Both give the same results. An engine is thread-safe. It is also a context manager that closes
-    it.
+    Both give the same results. An engine is thread-safe, and a context manager that closes it.
 
     Args:
-        on_round: function that the engine calls with every round of every request, in the thread
-            or event loop that consumes the events. If the function raises an exception, the engine
-            logs it and continues to decode.
+        on_round: function to call with every round of every request, in the thread or event loop
+            that consumes the events. If it raises an exception, the engine logs it and goes on.
 
     Attributes:
         members: names of the members.
@@ -63,11 +61,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can_enforce(self) -> bool:
-        """Whether responses can be made to fit a JSON schema, an expression or a grammar.
-
-        This needs the extra ``grammar``, members whose tokens can follow a grammar, and a strategy
-        that uses these options.
-        """
+        """Whether the extra ``grammar``, all members and the strategy can follow a grammar."""
 
     @abstractmethod
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
@@ -87,11 +81,8 @@ class Engine(ABC):
         """Return the tokens of a whole prompt, by active member. Pass either a prompt or messages.
 
         The tokens include the special tokens with which a member begins every prompt, and the
-        markers of its chat template. A prompt may be empty, or too long for a response.
-
-        Args:
-            prompt: text to continue.
-            **given: as for `generate`. What does not affect the prompt has no effect.
+        markers of its chat template. A prompt may be empty, or too long for a response. The
+        arguments are those of `generate`.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used.
@@ -116,20 +107,18 @@ class Engine(ABC):
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
         """Check and encode requests now, and return the run that gives their events.
 
-        All other methods that decode, choose or score are built on this one. The requests of one
-        call run at the same time, and can have different options. A request without `texts` gives
-        `StreamEvent` objects, and one with `texts` gives its `Scores`. If one request fails, the
-        run stops the others and raises the error. If several requests are opened, an error about
-        the input of one of them has its number.
+        All other methods that decode, choose or score are built on this one. The requests run at
+        the same time, and can have different options. A request without `texts` gives `StreamEvent`
+        objects, and one with `texts` gives its `Scores`. If one request fails, the run stops the
+        others and raises the error. An error about the input of one of several has its number.
 
-        The requests start when the first event is requested. The seconds of ``timeout`` count from
-        then on. A consumer that reads the events slowly neither slows the requests nor uses up
-        their time.
+        The requests start when the first event is requested, and the seconds of ``timeout`` count
+        from then on. Reading the events slowly neither slows the requests nor uses up their time.
 
         Args:
             requests: the requests.
             on_round: function to call with every round of these requests, in addition to the
-                engine's observer, in the thread or event loop that consumes the events.
+                engine's observer.
 
         Raises:
             InvalidInputError: a request cannot be used; nothing was computed.
@@ -148,10 +137,9 @@ class Engine(ABC):
 
         Args:
             prompt: text to continue.
-            **given: any option of `AdaFuseConfig`; ``messages``, a conversation to answer, with
-                ``tools`` and ``tool_choice``; ``timeout`` and ``cancel``, all as in `Request`; and
-                ``on_round``, a function to call with every round of this call, in addition to the
-                engine's observer.
+            **given: any option of `AdaFuseConfig`; ``messages``, ``tools``, ``tool_choice``,
+                ``timeout`` and ``cancel`` as in `Request`; and ``on_round``, a function to call
+                with every round of this call, in addition to the engine's observer.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
@@ -174,10 +162,9 @@ class Engine(ABC):
     ) -> Generator[StreamEvent, None, None]:
         """Decode span by span. The arguments and errors are the same as for `generate`.
 
-        The iterator yields one event per committed span. The last event has the whole result.
-        Arguments are checked before this method returns; decoding starts when the first event is
-        requested. Closing the iterator, or leaving a loop over it, stops the decode after at most
-        one more round.
+        The iterator yields one event per committed span, the last one with the whole result. This
+        method checks the arguments; decoding starts when the first event is requested. Closing the
+        iterator, or leaving a loop over it, stops the decode after at most one more round.
         """
         run = self.open(*_request(given, prompt=prompt))
         check_one_response(run)
@@ -188,8 +175,7 @@ class Engine(ABC):
     ) -> AsyncGenerator[StreamEvent, None]:
         """Like `stream`, but does not block the event loop.
 
-        Cancelling the task, or closing the iterator, stops the decode. The ``on_round`` observers
-        run on the event loop.
+        Cancelling the task, or closing the iterator, stops the decode.
         """
         with closing(await self.aopen(*_request(given, prompt=prompt))) as run:
             check_one_response(run)
@@ -205,9 +191,8 @@ class Engine(ABC):
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
-        The engine checks all inputs before it computes anything. If one decode fails, or takes
-        longer than ``timeout``, the engine stops the others and raises the error. To read the
-        events as they arrive, or to score many texts, use `open`.
+        The engine checks all inputs before it computes anything. If one decode fails, the engine
+        stops the others and raises the error. To read events as they arrive, use `open`.
         """
         options: dict[str, Any] = {**given}
         observer = options.pop("on_round", None)
@@ -227,17 +212,17 @@ class Engine(ABC):
     ) -> Scores:
         """Compute the likelihood of each given text as a continuation of the prompt.
 
-        Pass either a prompt or messages. Each member reads the prompt once, and then reads all
+        Pass either a prompt or messages. Each member reads the prompt once, and then all
         continuations in one forward pass. The scores include the leading whitespace of a
-        continuation. Spaces at the end of the prompt are scored as the beginning of every
-        continuation. Only the options ``weights``, ``use``, ``chat_template_kwargs`` and
+        continuation, and spaces at the end of the prompt as the beginning of every continuation.
+        Only the options ``weights``, ``use``, ``chat_template_kwargs`` and
         ``continue_final_message`` affect the scores. If all members reason before they answer, a
         continuation is the beginning of such a reply.
 
         Args:
-            prompt: text before the continuations. If it is empty, a continuation follows the
-                special tokens with which the member begins every prompt. If the member uses no
-                such tokens, the continuation follows its end-of-sequence token.
+            prompt: text before the continuations. Behind an empty one, a continuation follows the
+                special tokens with which the member begins every prompt, or else its
+                end-of-sequence token.
             continuations: texts of at least one character.
             ends: whether to include the probability that the response ends after each text.
             **given: as for `generate`.
@@ -259,10 +244,7 @@ class Engine(ABC):
         ends: bool = False,
         **given: Unpack[Given],
     ) -> Scores:
-        """Like `score`, but does not block the event loop.
-
-        Cancelling the task ends the request.
-        """
+        """Like `score`, but does not block the event loop."""
         run = await self.aopen(*_request(given, prompt=prompt, texts=continuations, ends=ends))
         scores: list[Scores] = await run.aresults()
         return scores[0]
@@ -295,9 +277,7 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
-        """End running requests. The engine then accepts no more requests.
-
-        All requests end at once with `EngineClosedError`.
+        """End running requests with `EngineClosedError`, and accept no more.
 
         Args:
             timeout: maximum seconds to wait for work that cannot be interrupted.

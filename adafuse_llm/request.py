@@ -76,17 +76,15 @@ class Request:
             ``id``, ``name`` and ``arguments``) and ``reasoning_content`` (text for chat templates
             that read it), and a tool's message the ``tool_call_id`` of the call that it answers.
         tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
-            member reads tools, calls and results in the form of its own chat template, if the
-            template supports tools. All members write calls in the same form, which
-            :mod:`adafuse_llm.text.conversation` describes.
+            member reads them in the form of its own chat template, and all members write calls in
+            the same form (:mod:`adafuse_llm.text.conversation`).
         tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
-            any tool; or the name of a tool, to request a call of that tool. The choice becomes part
-            of the prompt and is not enforced.
+            any tool; or the name of the tool to call. The prompt has the choice, and nothing
+            enforces it.
         texts: texts of at least one character to score as the response; None to decode one.
         ends: whether the scores include the end of the response after each text.
         options: options of `AdaFuseConfig`, which replace those of the engine.
-        timeout: maximum seconds that the request waits and computes. The time that it takes to
-            encode the prompt does not count.
+        timeout: maximum seconds that the request waits and computes, after the prompt is encoded.
         cancel: an event that any thread can set to end the request after at most one more round.
             The response then has the text so far and ``finish_reason="cancelled"``. If the event's
             ``is_set`` raises an exception, the request ends with it.

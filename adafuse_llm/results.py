@@ -70,9 +70,9 @@ class TokenLogprob(_Result):
     Attributes:
         text: the text that the token adds to the tokens before it. If several tokens form one
             character, the last one adds it.
-        logprob: natural logarithm of the member's probability p of the token, whatever
-            ``temperature``, ``top_p``, ``top_k``, ``min_p`` or a grammar make of it. Penalties and
-            ``logit_bias`` are a part of p. None if p is 0.
+        logprob: natural logarithm of the member's probability p of the token, before sampling
+            options or a grammar change it. Penalties and ``logit_bias`` are a part of p. None if p
+            is 0.
         top: the likeliest tokens in its place, in descending order of p, as many as
             ``top_logprobs``. A grammar leaves only tokens that it permits.
     """
@@ -120,9 +120,7 @@ class Round(_Result):
     def is_unanimous(self) -> bool | None:
         """Whether several members proposed the same span, and no other span was proposed.
 
-        A round with more than one candidate is not unanimous, even if all members proposed the
-        winner, because members that are unsure propose alternatives. None if fewer than two members
-        proposed, because then nobody could agree or disagree.
+        None if fewer than two members proposed, because then nobody could agree or disagree.
         """
         members = {name for candidate in self.candidates for name in candidate.proposers}
         return len(self.candidates) == 1 if len(members) > 1 else None
@@ -131,8 +129,7 @@ class Round(_Result):
     def choice_probabilities(self) -> tuple[float, ...] | None:
         """The probability of each candidate: the softmax of the negative fused scores.
 
-        None if the round did not choose among given texts (the option `choices`). Such a round has
-        the texts as candidates, which no member proposed.
+        None if the round did not choose among given texts (the option `choices`).
         """
         if self.forced or any(self.margins.values()):
             return None
@@ -190,10 +187,7 @@ def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int
 
 
 class Generation(_Result):
-    """A finished response with the rounds that produced it.
-
-    Joining the texts of the rounds gives ``text``. Rounds and tokens end with it, also where a stop
-    sequence cut the response off.
+    """A finished response with the rounds that produced it. Joining their texts gives ``text``.
 
     To display a generation, make it the last expression of a notebook cell, or print it with rich
     in a terminal.
@@ -281,14 +275,13 @@ class ScoredText(_Result):
         text: the given text.
         nll: mean negative log-likelihood per token by member, in nats (equation 4). A member
             is absent if it cannot write exactly this text, or gives it a probability of 0.
-        tokens: number of terms in the mean of each member. These are the text's tokens in the
-            member's vocabulary, plus one if the end of the response is scored, too.
+        tokens: number of terms in that mean: the text's tokens in the member's vocabulary, plus one
+            if the end of the response is scored, too.
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member with a
             positive weight can score the text.
         loglikelihood: weighted mean of the members' log-likelihoods of the whole text,
-            ``-nll * tokens``, in nats. This is equation 5 without the division by the number of
-            tokens. Unlike F, it compares texts of different lengths by their probability. None if
-            ``score`` is None.
+            ``-nll * tokens``, in nats. Unlike F, it compares texts of different lengths by their
+            probability. None if ``score`` is None.
         missing: why a member is absent from ``nll``, by member.
     """
 
@@ -314,9 +307,8 @@ class Choice(_Result):
         text: the chosen option.
         index: its index in the list.
         probabilities: probability of each option among the options, in order: softmax of -F.
-        nll: negative log-likelihood of each option by member, in nats, in order. This is the sum
-            over the option's tokens and the end of the response. Members that cannot score all
-            options are absent.
+        nll: negative log-likelihood of each option and the end of the response by member, in nats,
+            in order. Members that cannot score all options are absent.
         usage: the cost.
     """
 
@@ -331,9 +323,8 @@ class StreamEvent(_Result):
     """One event of a stream: a committed span.
 
     Attributes:
-        text: the text that can be shown now. Text that could be the beginning of a stop sequence
-            is delayed until a later event. Joining the texts of all events gives the text of the
-            generation.
+        text: the text that can be shown now, without what could begin a stop sequence. Joining the
+            texts of all events gives the text of the generation.
         round: the round that committed the span. None on the event that ends a cancelled decode.
         generation: the whole result in the last event, and None in all others.
         reply_prefix: text with which the members' chat templates began the reply, such as

@@ -156,10 +156,7 @@ class ModelCall(Generic[C]):
     def chunks(
         self, run: CallbackManagerForLLMRun | None, *, streams: bool = True
     ) -> Generator[C, None, None]:
-        """Yield the chunks of all responses, and pass them to the callbacks of LangChain's run.
-
-        If the caller `streams`, there can be only one response.
-        """
+        """Yield the chunks of all responses, and pass them to the callbacks of LangChain's run."""
         engine, requests = self._prepared()
         with _langchains_errors(), closing(engine.open(requests)) as events:
             if streams:
@@ -173,7 +170,7 @@ class ModelCall(Generic[C]):
     async def achunks(
         self, run: AsyncCallbackManagerForLLMRun | None, *, streams: bool = True
     ) -> AsyncGenerator[C, None]:
-        """Do the same as `chunks`, without blocking the event loop."""
+        """Like `chunks`, but does not block the event loop."""
         engine, requests = await asyncio.to_thread(self._prepared)
         with _langchains_errors(), closing(await engine.aopen(requests)) as events:
             if streams:
@@ -191,7 +188,7 @@ class ModelCall(Generic[C]):
         return [reply.generation() for reply in self._replies]
 
     async def agenerations(self, run: AsyncCallbackManagerForLLMRun | None) -> list[Any]:
-        """Do the same as `generations`, without blocking the event loop."""
+        """Like `generations`, but does not block the event loop."""
         async for _ in self.achunks(_for_whole(run), streams=False):
             pass
         return [reply.generation() for reply in self._replies]
@@ -214,15 +211,13 @@ def _for_whole(run: Run | None) -> Run | None:
     if run is None:
         return None
     run = copy(run)
-    run.handlers = [
-        each for each in run.handlers if not isinstance(each, _StreamingCallbackHandler)
-    ]
+    run.handlers = [h for h in run.handlers if not isinstance(h, _StreamingCallbackHandler)]
     return run
 
 
 @contextmanager
 def _langchains_errors() -> Iterator[None]:
-    """Raise errors as LangChain's users know them: its own for a prompt without room, its names."""
+    """Raise LangChain's own error for a prompt without room, and errors with its names."""
     try:
         yield
     except ContextWindowError as error:

@@ -69,9 +69,8 @@ class EnsembleModel(EnsembleFields, Serializable):
     `RequestTimeoutError`."""
     streaming: bool | None = None
     round_detail: RoundDetail = "summary"
-    """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (rounds
-    backed and decided, agreement, margins), ``"full"`` to add a record of each round, or
-    ``"none"``. Callbacks receive full records, except with ``"none"``."""
+    """What messages contain about the rounds: ``"summary"`` for a summary, ``"full"`` to add a
+    record of each round, or ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = {**ALIASES, "model": "use"}
     _shared = ("engine",)
@@ -204,17 +203,13 @@ class EnsembleModel(EnsembleFields, Serializable):
         return self.engine
 
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
-        """Return a copy of the model with the overrides of a call, if it has any.
-
-        Raises:
-            InvalidOptionError: a keyword is unknown, or its value cannot be used.
-        """
-        given = {name: value for name, value in overrides.items() if value is not None}
+        """Return a copy of the model with the overrides of a call, if it has any."""
+        keywords = {name: value for name, value in overrides.items() if value is not None}
         if stop is not None:
-            given["stop"] = stop
-        if not given:
+            keywords["stop"] = stop
+        if not keywords:
             return self
-        update = self._checked(given, extra=self._per_call)
+        update = self._checked(keywords, extra=self._per_call)
         if any(name in update for name in CONSTRAINTS):  # the call's value replaces all four
             update = {**dict.fromkeys(CONSTRAINTS), **update}
         own = {name: update[name] for name in self._per_call if name in update}

@@ -28,10 +28,10 @@ class RoundCallbackHandler(BaseCallbackHandler):
     A notebook and ``rich.print`` display the finished responses and who wrote them.
 
     Attributes:
-        rounds: one record per round, in order of arrival, with the keys of
-            ``adafuse_llm.summary.record``, the ``run_id`` of the model's run, the number of the
-            ``prompt`` in the batch of a text model, and with `n` above 1 that of the ``response``.
-            A model with ``round_detail="none"`` reports no rounds.
+        rounds: one record (``adafuse_llm.summary.record``) per round, in order of arrival, with the
+            ``run_id`` of the model's run, the number of the ``prompt`` in the batch of a text
+            model, and with `n` above 1 that of the ``response``. A model with
+            ``round_detail="none"`` reports no rounds.
     """
 
     def __init__(self) -> None:

@@ -79,19 +79,17 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         chat.invoke("Who founded the mill?").content
 
     Creating a model loads nothing. The first call, or `warmup`, loads the members. Each member
-    reads the messages in the format of its own chat template. A stream has one chunk per committed
-    span, and at its end one with the metadata. ``response_metadata["adafuse_summary"]`` summarizes
-    the rounds. With ``round_detail="full"``, ``additional_kwargs["adafuse_rounds"]`` has a record
-    of each round. Token counts are those of the member with the most;
-    ``response_metadata["usage_by_member"]`` has the token counts and forward passes of each member.
-    ``additional_kwargs["reasoning_content"]`` has the reasoning between ``<think>`` and
-    ``</think>``.
+    reads the messages in the format of its own chat template, without images and other blocks that
+    are not text. A stream has one chunk per committed span, and at its end one with the metadata.
+
+    In ``response_metadata``, ``adafuse_summary`` summarizes the rounds, ``usage_by_member`` has the
+    token counts and forward passes of each member, and ``adafuse_warnings`` says why a call is not
+    valid. ``usage_metadata`` counts the tokens of the member with the most. In
+    ``additional_kwargs``, ``reasoning_content`` has the reasoning between ``<think>`` and
+    ``</think>``, and with ``round_detail="full"``, ``adafuse_rounds`` a record of each round.
 
     The system message describes tools and schemas to the members. With the extra
-    ``adafuse-llm[grammar]``, they also constrain decoding (see `enforce`). If a call is not valid,
-    or a reply looks like one and is none, ``response_metadata["adafuse_warnings"]`` gives the
-    reason. Members read text and JSON; a warning names the types of other content blocks in
-    messages of other providers and in results of tools, such as images, which are left out.
+    ``adafuse-llm[grammar]``, they also constrain decoding (see `enforce`).
 
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
@@ -105,10 +103,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
 
     enforce: Literal["auto"] | StrictBool = "auto"
-    """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra
+    """Whether tools and response formats constrain decoding. ``"auto"``: if the extra
     ``adafuse-llm[grammar]`` is installed; if a schema cannot be enforced, a warning names the
-    reason, and the members only read the schema. True raises an error instead. False never
-    constrains decoding. Every call can override this field."""
+    reason, and the members only read the schema. True: an error instead. False: never. Every call
+    can override this field."""
 
     tool_choice: str | bool | dict[str, Any] | None = None
     """Which tool a reply with tools calls, unless `bind_tools` or the call chooses."""
@@ -128,8 +126,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     ) -> int:
         """Count the tokens of the whole prompt, for the active member that needs the most.
 
-        The messages can be any part of a conversation, in any order, as LangChain's trimming and
-        memories count them. Without text, they have 0 tokens.
+        The messages can be any part of a conversation, in any order. Without text, they have none.
         """
         turns, _ = to_turns(messages)
         described = to_tools(tools or ())
@@ -152,10 +149,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
         Args:
             tools: functions, pydantic classes, TypedDicts, instances of `BaseTool`, or schemas.
-            tool_choice: ``"auto"`` to let the members decide, which is the default unless the model
-                has a choice; ``"none"`` or False to omit the tools; ``"any"``, ``"required"`` or
-                True to request a call of any tool; or the name of a tool, or a dict with its name,
-                to request exactly one call of that tool.
+            tool_choice: ``"auto"`` to let the members decide, the default unless the model has a
+                choice; ``"none"`` or False to omit the tools; ``"any"``, ``"required"`` or True to
+                request a call of any tool; or the name of a tool, or a dict with its name, to
+                request exactly one call of that tool.
             strict: whether the tools' schemas forbid additional arguments.
             **kwargs: passed to every call. With ``parallel_tool_calls=False``, the reply has at
                 most one call.
@@ -177,17 +174,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Return a runnable whose output fits a schema.
+        """Return a runnable whose output fits a schema, which constrains decoding (see `enforce`).
 
-        The schema constrains decoding where it can be enforced (see `enforce`), so the reply fits.
-        Otherwise the members only read it; LangChain's ``with_retry`` asks again if a reply does
-        not fit. A stream of plain data yields what is written so far, again and again; an instance
-        of a class comes once, when the reply is finished.
+        Where it does not, LangChain's ``with_retry`` asks again if a reply does not fit. A stream
+        of plain data yields what is written so far, again and again; an instance of a class comes
+        once, when the reply is finished.
 
         Args:
             schema: a pydantic class, of which the output is an instance, a TypedDict, or a JSON
-                schema, possibly in a ``response_format`` of OpenAI's API. Only ``"json_mode"``
-                needs no schema.
+                schema, possibly in a ``response_format`` of OpenAI's API.
             method: ``"json_schema"`` requests JSON that fits the schema; ``"function_calling"``
                 requests a call of a tool with this schema; ``"json_mode"`` requests any JSON
                 object, which your prompt must describe.
@@ -199,9 +194,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         Raises:
             InvalidInputError: `schema` is missing, `method` is unknown, or the schema is not that
                 of an object, which the arguments of a tool are.
-            OutputParserException: the reply is cut off or does not fit the schema, and
-                `include_raw` is False. For the arguments of a tool that do not fit a class, it is
-                a `ValidationError` of pydantic.
+            OutputParserException: the reply is cut off or does not fit the schema. The arguments of
+                a tool that do not fit a class are a `ValidationError` of pydantic.
         """
         if method not in ("json_schema", "function_calling", "json_mode"):
             raise InvalidOptionError(
@@ -304,8 +298,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     def _resolve_model_profile(self) -> ModelProfile:
         """Return the model's capabilities, from the members' files.
 
-        The profile claims tool calls if a member has a chat template, and structured output and a
-        forced tool choice if they can be enforced. `warmup` adds what the files do not tell.
+        `warmup` adds what the files do not tell.
         """
         self._has_own_profile = True
         ensemble, names = self._ensemble, self._names
@@ -337,7 +330,7 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
     """A reply with text, reasoning and tool calls."""
 
     _calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
-    _waiting: list[dict[str, Any]] = field(default_factory=list)  # of a call that is not whole
+    _waiting: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         form = self.call.form
@@ -346,8 +339,7 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
     def read(self, event: StreamEvent) -> list[ChatRoundChunk]:
         """Return the chunks of an event: one with text and reasoning, one with calls, and the end.
 
-        LangChain's event protocol recognizes malformed calls only in a chunk of their own. Rounds
-        that write nothing yet, such as a part of a call, are on the next chunk.
+        LangChain's event protocol recognizes malformed calls only in a chunk of their own.
         """
         (records, extras), whole = self.records(event), event.generation
         delta = self._reader.add(event.text, event.reply_prefix, whole)
@@ -377,8 +369,8 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
                     chunk_position="last",
                 )
             )
-        chunks = [ChatRoundChunk(message=each, number=self.number) for each in messages]
-        self._waiting += records
+        chunks = [ChatRoundChunk(message=message, number=self.number) for message in messages]
+        self._waiting += records  # of rounds that write nothing yet, such as a part of a call
         if chunks:
             chunks[0].rounds, self._waiting = self._waiting, []
             chunks[-1].generation = whole
@@ -394,15 +386,10 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
         return generation
 
     def _call_chunk(self, call: ToolCall | InvalidToolCall) -> ToolCallChunk:
-        """Convert a call to a chunk.
-
-        The text of a malformed call keeps its opening marker, because LangChain would repair what
-        is only JSON without an end, and run the tool.
-        """
         self._calls.append(call)
         if isinstance(call, ToolCall):
             written = json.dumps(call.arguments, ensure_ascii=False)
-        else:
+        else:  # with the marker, so that LangChain cannot repair it, and run the tool
             written = f"{CALL_OPENS}{call.text}"
         return tool_call_chunk(
             name=call.name, args=written, id=f"call_{uuid.uuid4().hex}", index=len(self._calls) - 1
@@ -410,11 +397,7 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
 
 
 def _check_whole(message: AIMessage) -> AIMessage:
-    """Refuse a reply that was cut off, because LangChain's parsers would close its brackets.
-
-    Raises:
-        OutputParserException: it was.
-    """
+    """Refuse a reply that was cut off, because LangChain's parsers would close its brackets."""
     if cut := message.response_metadata.get(CUT_KEY):
         raise OutputParserException(f"the JSON is not whole: {cut}", llm_output=message.text)
     return message
@@ -444,11 +427,7 @@ def _instance(message: AIMessage, kind: Any, parser: Runnable[Any, Any]) -> Any:
 
 
 def _called(message: AIMessage, name: str) -> AIMessage:
-    """Refuse a reply without a valid call of a tool.
-
-    Raises:
-        OutputParserException: it has none.
-    """
+    """Refuse a reply without a valid call of a tool."""
     if not any(call["name"] == name for call in message.tool_calls):
         reason = "; ".join(message.response_metadata.get(WARNINGS_KEY, ()))
         raise OutputParserException(

@@ -30,10 +30,10 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `
             print(text, end="")
 
     Creating a model loads nothing. The first call, or `warmup`, loads the members. A stream has one
-    chunk per committed span. ``generation_info["adafuse_summary"]`` summarizes the rounds. With
-    ``round_detail="full"``, ``generation_info["adafuse_rounds"]`` has a record of each round. The
-    prompts of a `batch` share forward passes. They also share one LangChain run, so the record of
-    each round has the key ``prompt``, the number of its prompt.
+    chunk per committed span. In ``generation_info``, ``adafuse_summary`` summarizes the rounds, and
+    with ``round_detail="full"``, ``adafuse_rounds`` has a record of each round. The prompts of a
+    `batch` share forward passes and one LangChain run, so each record has the number of its
+    ``prompt``.
 
     Raises:
         ContextOverflowError: a prompt does not fit a member's context window. In this case,

@@ -56,9 +56,9 @@ def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
 class Reply:
     """A converter from the chunks of a reply to responses with text, reasoning and tool calls.
 
-    The text excludes reasoning and calls. A malformed call, which only a reply without enforcement
-    can have, stays in the text, unless a length limit cut it off. If `is_step`, the reply is a step
-    of a ReAct agent. Without a form, the chunks continue a prompt, and all of them are text.
+    The text excludes reasoning and calls. A malformed call stays in the text, and the warnings in
+    ``additional_kwargs`` say why; one that a limit cut off is left out. If `is_step`, the reply is
+    a step of a ReAct agent. Without a form, the chunks continue a prompt, and all are text.
     """
 
     def __init__(self, form: ReplyForm | None, *, is_step: bool = False) -> None:

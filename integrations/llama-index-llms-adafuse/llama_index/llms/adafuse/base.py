@@ -115,19 +115,17 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             options for loading them.
         dtype, device_map, revision, trust_remote_code, runtime, strategy: as for
             `AdaFuseEngine.from_pretrained`.
-        context_window, is_chat_model, is_function_calling_model: values of the same names in
-            `metadata`, for LlamaIndex. They change nothing in the members. Core's agents and
-            programs call tools only of function-calling models, so set the last one to use them
-            with members whose calls cannot be enforced.
+        context_window, is_chat_model, is_function_calling_model: values in `metadata` in place of
+            the members' own. Core's agents and programs call tools only of function-calling models,
+            so set the last one to use them with members whose calls cannot be enforced.
         request_timeout: time limit of a call in seconds, excluding loading. A longer call raises
             `RequestTimeoutError`. The keyword ``timeout`` of a call overrides it.
         round_events: whether each round is an event of LlamaIndex's instrumentation. Set it to
             False for tools that log a warning for each event which they do not know.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
-            ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
-            follow a grammar, and the schema can be enforced; otherwise the prompt requests the
-            form, and a warning gives the reason. True: an error instead of that warning. False:
-            only the prompt requests the form.
+            ``"auto"``: yes, where the extra ``adafuse-llm[grammar]``, the members and the schema
+            allow it; otherwise the prompt requests the form, and a warning gives the reason. True:
+            an error instead of that warning. False: only the prompt requests the form.
         complete_as_chat: whether completions send the prompt as a user message. Default: true if an
             active member has a chat template and `completion_to_prompt` is not set. A call with
             ``formatted=True`` always continues the prompt as it is.
@@ -172,21 +170,16 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
 
     @property
     def engine(self) -> Engine:
-        """The engine. The first access loads the members.
-
-        Raises:
-            LoadError: a member cannot be loaded.
-        """
+        """The engine. The first access loads the members."""
         return self._ensemble.engine()
 
     @property
     def metadata(self) -> LLMMetadata:
         """Context window, output limit and abilities, from the members' files.
 
-        Reading them loads the members only if one of these files is not on this machine or does not
-        tell. ``is_chat_model`` is true if at least one active member has a chat template, and
-        ``is_function_calling_model`` if well-formed tool calls can be enforced, too, unless the
-        fields of these names are set.
+        Reading them loads the members only if these files do not tell. ``is_chat_model`` is true if
+        an active member has a chat template, and ``is_function_calling_model`` if tool calls can be
+        enforced, too, unless the fields of these names are set.
         """
         limit, names = self._config.max_new_tokens, self._names
         is_chat = self.is_chat_model
@@ -264,10 +257,9 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
 
     @property
     def tokenizer(self) -> Callable[[str], list[int]]:
-        """A function from a text to its tokens, for ``Settings.tokenizer``.
+        """A function from a text to its tokens, for ``Settings.tokenizer``. It loads the members.
 
-        It returns the tokens of the active member that needs the most for the text, so only their
-        number is meaningful. Reading the property loads the members.
+        The tokens are those of the active member that needs the most, so only their number counts.
         """
         engine = self.engine
         return longest_tokenizer(engine, self._names)
@@ -275,10 +267,9 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
 
-        Set ``Settings.prompt_helper`` to it, or pass it to `get_response_synthesizer`: the prompts
-        of a query engine then fit. It reserves space for the markers of the members' chat
-        templates, and for the schema of `output_cls`, the class of the answers, if there is one.
-        This loads the members.
+        With it as ``Settings.prompt_helper``, the prompts of a query engine fit. It reserves space
+        for the markers of the chat templates, and for the schema of `output_cls`, the class of the
+        answers, if there is one. This loads the members.
         """
         metadata = self.metadata
         system = self.system_prompt or ""
@@ -301,10 +292,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """Return an object of `output_cls` from the members' reply to a prompt.
-
-        The prompt includes the schema of the class. Where the form is not enforced, code fences and
-        text around the object are ignored.
+        """Return an object of `output_cls` from the members' reply to a prompt with its schema.
 
         Raises:
             MalformedReplyError: the reply is no valid object, for example because it was cut off.
@@ -322,7 +310,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """Return what `structured_predict` returns, without blocking the event loop."""
+        """Like `structured_predict`, but does not block the event loop."""
         messages = self._asked(output_cls, prompt, prompt_args)
         output = parsed(output_cls, await self.achat(messages, **_object(output_cls, llm_kwargs)))
         dispatcher.event(LLMStructuredPredictEndEvent(output=output))
@@ -382,12 +370,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the keywords of `chat` for the forms of `chat_with_tools`.
-
-        Beside options of `AdaFuseConfig`, these accept a `tool_choice`, which overrides
-        `tool_required`. Where calls are not enforced, a malformed one stays in the text, and
-        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
-        """
+        """Return the keywords of `chat`. A `tool_choice` overrides `tool_required`."""
         messages = list(chat_history or ())
         if user_msg:
             messages.append(ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg)

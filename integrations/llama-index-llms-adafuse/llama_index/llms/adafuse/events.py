@@ -1,7 +1,4 @@
-"""Instrumentation events of a decode: its start, each round and its end.
-
-The decode has its own span, a child of the LLM call's span, and emits its events in that span.
-"""
+"""Instrumentation events of a decode, in its span: its start, each round and its end."""
 
 from __future__ import annotations
 

@@ -13,11 +13,7 @@ from adafuse_llm.summary import Summary
 
 
 class TokenUsage(BaseModel):
-    """Token counts of the member with the most tokens, as LlamaIndex expects.
-
-    The counts of other members differ, because each member has its own tokenizer. `members` has
-    the counts of all members.
-    """
+    """Token counts of the member with the most tokens, and in `members` those of all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
