@@ -6,7 +6,7 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,29 +25,21 @@ from adafuse_llm.strategies.registry import AUTO, find_strategy
 if TYPE_CHECKING:
     from os import PathLike
 
-    import torch
-
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
     """A description of an ensemble that is loaded on first use, or an existing engine.
 
-    Ensembles with the same arguments, or with another strategy, share the loaded members. Creating,
-    copying or pickling an ensemble loads nothing.
+    Ensembles that differ only in `strategy` share the loaded members.
 
     Args:
         members: what to load; empty for the members that ship with adafuse-llm.
-        dtype, device_map, trust_remote_code, revision: as for `AdaFuseEngine.from_pretrained`.
-        runtime, strategy: as for `AdaFuseEngine.from_pretrained`.
+        loading: other keywords of `AdaFuseEngine.from_pretrained`.
         given: an existing engine to use instead; the other arguments are then ignored.
     """
 
     members: tuple[MemberSpec, ...] = ()
-    dtype: str | torch.dtype = "auto"
-    device_map: str | None = None
-    trust_remote_code: bool = False
-    revision: str | None = None
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    loading: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = AUTO
     given: Engine | None = None
 
@@ -56,6 +48,8 @@ class Ensemble:
         cls,
         members: Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"],
         given: Engine | None = None,
+        *,
+        strategy: str = AUTO,
         **loading: Any,
     ) -> Ensemble:
         """Create an ensemble from members or an existing engine.
@@ -65,7 +59,6 @@ class Ensemble:
             InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or
                 there are an engine and a strategy.
         """
-        strategy = loading.get("strategy", AUTO)
         if given is not None and strategy != AUTO:
             raise InvalidOptionError(
                 "engine= and strategy= cannot be combined. Pass "
@@ -74,12 +67,9 @@ class Ensemble:
         if given is not None:
             return cls(given=given)
         find_strategy(strategy)
-        loading["runtime"] = loading.get("runtime") or RuntimeConfig()
-        if members == "embedded":
-            return cls(**loading)
-        specs = as_specs(members, loading.get("revision"))
+        specs = () if members == "embedded" else as_specs(members, loading.get("revision"))
         member_names(specs)
-        return cls(specs, **loading)
+        return cls(specs, loading, strategy)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,10 +80,7 @@ class Ensemble:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A JSON-safe key. Ensembles with equal keys return equal responses.
-
-        The key omits `runtime`, which does not affect responses.
-        """
+        """A JSON-safe key of all that affects responses."""
         if self.given is not None:
             token = _ENGINE_TOKENS.setdefault(self.given, uuid.uuid4().hex)
             return {"members": list(self.given.members), "engine": token}
@@ -101,14 +88,11 @@ class Ensemble:
 
     @property
     def _loading(self) -> dict[str, Any]:
-        """A JSON-safe description of what is loaded."""
+        description: dict[str, Any] = {"members": [dict(spec) for spec in self.members]}
         if not self.members:
-            return {"members": list(self.names), "embedded": __version__}
-        description = {
-            "members": [dict(spec) for spec in self.members],
-            "dtype": self.dtype,
-            "device_map": self.device_map,
-            "revision": self.revision,
+            description = {"members": self.names, "embedded": __version__}
+        description |= {
+            name: self.loading.get(name) for name in ("dtype", "device_map", "revision")
         }
         return dict(json.loads(json.dumps(description, default=_to_plain)))
 
@@ -130,8 +114,7 @@ class Ensemble:
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of some members, in tokens. This loads nothing.
 
-        None if no member has a limit, or if the ensemble is not loaded and the members' files,
-        ``config.json`` or GGUF, do not tell.
+        None if no member has a limit, or if the members' files do not tell.
         """
         if (engine := self._open) is not None:
             return smallest_window(engine.member_info, names)
@@ -145,7 +128,7 @@ class Ensemble:
     def is_chat_model(self, names: Collection[str]) -> bool | None:
         """Return whether at least one of some members has a chat template. This loads nothing.
 
-        None if the ensemble is not loaded and the members' files do not tell.
+        None if the members' files do not tell.
         """
         if (engine := self._open) is not None:
             return any(info.has_chat_template for info in engine.member_info if info.name in names)
@@ -157,7 +140,7 @@ class Ensemble:
     def can_enforce(self) -> bool:
         """Return whether responses can be made to fit a grammar. This loads nothing.
 
-        If the ensemble is not loaded, this assumes tokens with known bytes. Few models have others.
+        Before loading, this assumes tokens with known bytes. Few models have others.
         """
         if self.is_loaded:
             return self.engine().can_enforce
@@ -166,32 +149,18 @@ class Ensemble:
         return is_available() and follows and not on_servers
 
     def engine(self) -> Engine:
-        """Return the engine; load the members if they are not loaded.
-
-        Raises:
-            LoadError: a member cannot be loaded. The next call tries again.
-        """
+        """Return the engine; load the members if they are not loaded."""
         if self.given is not None:
             return self.given
         key = self._key
-        if (engine := _open_engine(key)) is None:
-            with _LOCKS.setdefault(key, threading.Lock()):
-                if (engine := _open_engine(key)) is None:  # nobody has loaded it meanwhile
-                    engine = _LOADED[key] = AdaFuseEngine.from_pretrained(
-                        self._specs,
-                        runtime=self.runtime,
-                        dtype=self.dtype,
-                        device_map=self.device_map,
-                        trust_remote_code=self.trust_remote_code,
-                        revision=self.revision,
-                    )
+        with _LOCKS.setdefault(key, threading.Lock()):
+            if (engine := _open_engine(key)) is None:
+                engine = AdaFuseEngine.from_pretrained(self._specs, **self.loading)
+                _LOADED[key] = engine
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
-        """Cancel running requests and release the members. The next use loads them again.
-
-        This affects all ensembles that share the members. An engine passed as `given` stays open.
-        """
+        """Release the members, also for the ensembles that share them. An engine stays open."""
         if self.given is None and (engine := _LOADED.pop(self._key, None)) is not None:
             engine.close()
 
@@ -202,16 +171,18 @@ class Ensemble:
         return self.members or as_specs(member_paths())
 
     def _chosen(self, names: Collection[str]) -> list[tuple[MemberSpec, tuple[Any, Any, Any]]]:
-        """Return the descriptions of some members, each with the path, revision and file."""
+        """Return the descriptions of some members with path, revision and file."""
+        revision = self.loading.get("revision")
         return [
-            (spec, (spec.path, spec.revision or self.revision, getattr(spec, "file", None)))
+            (spec, (spec.path, spec.revision or revision, getattr(spec, "file", None)))
             for name, spec in zip(self.names, self._specs, strict=True)
             if name in names
         ]
 
     @property
     def _key(self) -> str:
-        parts = [self._loading, self.trust_remote_code, self.runtime.model_dump()]
+        runtime = self.loading.get("runtime") or RuntimeConfig()
+        parts = [self._loading, self.loading.get("trust_remote_code"), runtime.model_dump()]
         return json.dumps(parts, sort_keys=True)
 
 
