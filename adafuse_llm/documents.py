@@ -66,18 +66,16 @@ def read_documents(
     A section of a Markdown file, from its heading to the next heading, becomes one passage if it
     has at most ``max_chars`` characters. A longer section or another file is split between
     paragraphs, lines, sentences or words. Passages follow the order of the paths, and files in a
-    folder are sorted by name. Hidden files and files with other suffixes are skipped. What else
-    cannot be read in a folder is skipped with a message. A PDF file needs the package pypdf, and
-    must contain text, not only images.
+    folder are sorted by name. Hidden files and files with other suffixes are skipped. A PDF file
+    needs the package pypdf, and must contain text, not only images.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
-        on_skip: function that is called with each message about skipped files and pages. By
-            default, they are logged.
+        on_skip: function to call with a message about everything else that cannot be read.
 
     Raises:
-        InvalidInputError: no path is given, a path does not exist, a file has another suffix or is
+        InvalidInputError: there is no path, a path does not exist, a file has another suffix or is
             not UTF-8, a folder has no documents, or the documents have no text.
     """
     roots = [Path(path) for path in paths]

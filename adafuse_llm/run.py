@@ -44,9 +44,6 @@ class Run(Generic[E]):
         stop: function that stops the requests that are not complete. Any thread can call it. It
             has no reference to the run.
         observers: functions to call with every round, in the thread that iterates.
-
-    Attributes:
-        size: number of the responses.
     """
 
     def __init__(

@@ -121,10 +121,7 @@ class EnsembleFields(OptionFields):
         return self
 
     def unload(self) -> None:
-        """Release the members, also for other models. The next call loads them again.
-
-        An engine passed as `engine` stays open.
-        """
+        """Release the members, also for other models. A passed engine stays open."""
         self._ensemble.unload()
 
     @property

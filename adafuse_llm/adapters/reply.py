@@ -1,17 +1,14 @@
 """Parse streamed replies into text, reasoning and tool calls.
 
-A call is JSON between two markers. `adafuse_llm.text.conversation` describes this format to the
-members::
+A call is JSON between two markers (`adafuse_llm.text.conversation`)::
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-Some members leave the markers out. A reply that is nothing but the JSON of calls, alone or in a
-list, with or without code fences, is read as calls, too.
-
-Reasoning is text between ``<think>`` and ``</think>`` at the beginning of a reply. A chat template
-may write the opening marker.
+A reply that is nothing but the JSON of calls, alone or in a list, with or without code fences, is
+read as calls, too, because some members leave the markers out. Reasoning is text between
+``<think>``, which a chat template may write, and ``</think>`` at the beginning of a reply.
 """
 
 from __future__ import annotations
@@ -75,8 +72,7 @@ class InvalidToolCall:
 
     Attributes:
         name: the name of the tool, if the call is JSON and has one.
-        text: everything after the opening marker up to the closing one, or what the members wrote
-            of it.
+        text: what the members wrote after the opening marker, up to the closing one.
         error: why the call is invalid.
         is_cut: whether a limit ended the reply inside the call.
         is_closed: whether the call has its closing marker.
@@ -207,14 +203,12 @@ class ReplyReader:
         return parts
 
     def _ended(self, cut: str) -> list[Part]:
-        """Return the parts that are still in the buffer when the reply ends.
-
-        If the reply is cut, most of an opening marker is a call that was cut off.
-        """
+        """Return the parts that are still in the buffer when the reply ends."""
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
             return [*parts, _unclosed(self._buffer, cut)]
         if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
+            # most of an opening marker is a call that was cut off
             return [*parts, _unclosed("", cut)] if len(self._buffer) >= MIN_MARKER else parts
         return parts + self._take(len(self._buffer))
 
@@ -233,7 +227,6 @@ class ReplyReader:
         return min((place for place in places if place[0] >= 0), default=None)
 
     def _markers(self) -> list[str]:
-        """Return the markers that may come next in text or reasoning."""
         if self._kind is Reasoning:
             return [REASONING_CLOSES]
         markers = [CALL_OPENS] if self._tools else []
@@ -243,7 +236,6 @@ class ReplyReader:
         return markers
 
     def _take(self, size: int) -> list[Part]:
-        """Remove the first `size` characters from the buffer; return them as parts."""
         head, self._buffer = self._buffer[:size], self._buffer[size:]
         if self._kind is ToolCall:
             return [_read_call(head)]
@@ -331,7 +323,7 @@ class ReplyReader:
 
 
 def call_key(name: object, arguments: object) -> str:
-    """Return what two calls with the same name and arguments share. In JSON, 1 is not true."""
+    """Return a text that is the same for calls with the same name and arguments."""
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # the text of a malformed call
             arguments = json.loads(arguments or "{}")
@@ -385,10 +377,7 @@ def _problem(call: ParsedCall, tools: Sequence[Tool]) -> str:
 
 
 def _unclosed(text: str, cut: str) -> ParsedCall:
-    """Read a call without its closing marker. If its JSON is whole, the call is.
-
-    `cut` is what cut the reply off, if anything did.
-    """
+    """Read a call without its closing marker. If its JSON is whole, the call is."""
     call = _read_call(text[: len(text) - begun_size(text, [CALL_CLOSES])])
     if isinstance(call, ToolCall):
         return call
@@ -405,7 +394,6 @@ def _read_call(text: str) -> ParsedCall:
 
 
 def _to_call(call: Any, text: str) -> ParsedCall:
-    """Convert the JSON of a call, whose text is `text`."""
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):
         return InvalidToolCall(None, text, 'the call is not an object with a "name" that is text')

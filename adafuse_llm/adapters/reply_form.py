@@ -79,7 +79,7 @@ class ReplyForm:
     def check_constraints(
         self, given: Iterable[str], response_format: str = "response_format"
     ) -> None:
-        """Refuse `given`, a call's names of options that determine another form.
+        """Refuse `given`, the names of a call's options that determine another form.
 
         Raises:
             InvalidOptionError: there are such options. It has the call's name `response_format`.
@@ -97,7 +97,7 @@ class ReplyForm:
         """Return the form of the next reply in a conversation, if it may be a call or an object.
 
         Small members prefer an object with invented values to a call, and then the same call to the
-        object. So there is no object before a result of a tool, and no call after a repeated one.
+        object. So no object comes before a result of a tool, and no call after a repeated one.
         """
         if not self.calls_tools or self.choice != "auto" or self.schema is None:
             return self
@@ -115,7 +115,7 @@ class ReplyForm:
         return replace(self, choice="none") if len({*calls}) < len(calls) else self
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
-        """Return a reader of a reply. With `as_text`, malformed calls are text."""
+        """Return a reader of a reply. The argument is that of `ReplyReader`."""
         return ReplyReader(
             self.tools if self.calls_tools else (), parallel=self.parallel, as_text=as_text
         )
@@ -126,10 +126,8 @@ def enforced(
 ) -> tuple[dict[str, Any], str]:
     """Return options that enforce the form of a reply, and a warning if they do so only in part.
 
-    A schema may have parts that cannot be enforced. They are left out, and the rest is enforced.
-
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
-    engine.
+    engine. Parts of a schema that cannot be enforced are left out.
 
     Raises:
         InvalidOptionError: `enforce` is True, and a part of the form cannot be enforced.
@@ -168,8 +166,7 @@ def enforced(
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the JSON schema in a ``response_format``; None for free text.
 
-    A schema in another place than in OpenAI's API is never dropped: ``schema`` beside the type, as
-    llama.cpp and OpenAI's Responses API have it, counts, and every other one is an error.
+    ``schema`` beside the type, as llama.cpp and OpenAI's Responses API have it, counts, too.
 
     Raises:
         InvalidInputError: `response_format` has another form.

@@ -24,11 +24,10 @@ _COMBINED = {"properties", "allOf", "anyOf", "oneOf", "$ref"}
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects have only the properties that it lists.
 
-    Members that follow a schema can add properties wherever the schema does not forbid it, which
-    few authors intend. This function sets ``additionalProperties`` to false in each object schema
-    that has ``properties`` and does not mention others. Every value that fits the result also fits
-    `schema`. If the schema combines the properties of several schemas (such as ``allOf``), it is
-    returned unchanged, because closing its parts could exclude every value.
+    Few authors intend other ones, but few forbid them. ``additionalProperties`` becomes false in
+    every object schema that has ``properties`` and does not mention others. Every value that fits
+    the result also fits `schema`. A schema that combines the properties of several schemas (such as
+    ``allOf``) stays as it is, because closing its parts could exclude every value.
     """
     combines = False
 
@@ -63,8 +62,8 @@ def closed_schema(
 ) -> tuple[dict[str, Any], str]:
     """Return a schema with closed objects that can be enforced, and the Lark rule of its JSON.
 
-    What cannot be enforced is left out of the schema, and `problems` gets the reasons. If there is
-    no such list, it is an error.
+    What cannot be enforced is left out, and `problems` gets the reasons. Without such a list, it is
+    an error.
 
     Raises:
         InvalidInputError: the schema cannot be written as JSON.
@@ -83,7 +82,6 @@ def closed_schema(
 
 @functools.lru_cache(maxsize=1024)
 def _closed(source: str, *, is_strict: bool) -> tuple[str, str, tuple[str, ...]]:
-    """Do the same as `closed_schema` for JSON text."""
     schema: Any = json.loads(source)
     problems: list[str] = []
     while True:

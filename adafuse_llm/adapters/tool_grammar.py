@@ -66,8 +66,7 @@ def tool_grammar(
         parallel: whether a reply can have several calls.
         reply: a JSON schema of the replies without calls that ``"auto"`` allows, instead of text
             and reasoning.
-        problems: a list that gets the reasons why parts of schemas are left out, because they
-            cannot be enforced. If it is None, such parts are an error.
+        problems: as for `closed_schema`.
 
     Raises:
         InvalidInputError: a schema cannot be written as JSON.
@@ -102,7 +101,6 @@ def _literal(text: str) -> str:
 
 
 def _rule_of(tool: Tool, problems: list[str] | None) -> str:
-    """Return the right-hand side of a rule for a tool's arguments."""
     label = f"the schema of the tool {tool.name!r}"
     own: list[str] = []
     try:
