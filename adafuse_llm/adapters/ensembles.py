@@ -103,7 +103,10 @@ class Ensemble:
 
     @property
     def _open(self) -> Engine | None:
-        return _open_engine(self._key) if self.given is None else self.given
+        if self.given is not None:
+            return self.given
+        engine = _LOADED.get(self._key)
+        return None if engine is None or engine.closed else engine
 
     @property
     def config(self) -> AdaFuseConfig:
@@ -154,7 +157,8 @@ class Ensemble:
             return self.given
         key = self._key
         with _LOCKS.setdefault(key, threading.Lock()):
-            if (engine := _open_engine(key)) is None:
+            engine = _LOADED.get(key)
+            if engine is None or engine.closed:
                 engine = AdaFuseEngine.from_pretrained(self._specs, **self.loading)
                 _LOADED[key] = engine
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
@@ -220,11 +224,6 @@ _LOCKS: dict[str, threading.Lock] = {}
 """Locks by the key of the ensemble. Each is held while its members load."""
 
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
-
-
-def _open_engine(key: str) -> AdaFuseEngine | None:
-    engine = _LOADED.get(key)
-    return None if engine is None or engine.closed else engine
 
 
 def _to_plain(value: Any) -> Any:

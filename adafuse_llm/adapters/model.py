@@ -24,9 +24,6 @@ M = TypeVar("M")
 LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
 """Fields that say how members are loaded."""
 
-MAX_WARNINGS = 1000
-"""Number of warnings that are remembered, so that they are not repeated."""
-
 
 class EnsembleFields(OptionFields):
     """A mixin with the fields and methods of a framework's model. Creating a model loads nothing.
@@ -191,7 +188,7 @@ class EnsembleFields(OptionFields):
         warn_once(type(self).__module__, message)
 
 
-@lru_cache(MAX_WARNINGS)
+@lru_cache(1000)
 def warn_once(logger: str, message: str) -> None:
     """Log a warning, unless this process has already logged the same one."""
     logging.getLogger(logger).warning("%s", message)

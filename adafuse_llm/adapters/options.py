@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
@@ -41,8 +40,6 @@ INSTEAD = {
     "base_url": USE_SERVER,
 }
 """Keywords of other libraries that are no options here, and what to do instead."""
-
-logger = logging.getLogger(__name__)
 
 
 class Transport(TypedDict, total=False):
@@ -118,15 +115,9 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
         if value is None and option not in (*NULLABLE, *extra):
             continue
         if option in Transport.__annotations__ and option not in extra:
-            logger.debug("%r means nothing without a connection, so it is ignored", keyword)
             continue
         if option not in extra and option not in AdaFuseConfig.model_fields:
             raise InvalidOptionError(f"unknown option {keyword!r}.{_advice(keyword, extra)}")
-        if option != keyword:  # the error has the name that the user knows
-            try:
-                AdaFuseConfig(**{option: value})
-            except InvalidOptionError as error:
-                raise InvalidOptionError(str(error).replace(repr(option), repr(keyword))) from None
         if checked.setdefault(option, value) != value:
             raise InvalidOptionError(
                 f"{keyword}={value!r} and {option}={checked[option]!r} are the same option; pass "

@@ -28,7 +28,6 @@ def test_options_have_the_names_that_frameworks_use():
     [
         ({"max_word": 3}, "'max_words'"),
         ({"max_token": 3}, "'max_tokens'"),
-        ({"max_tokens": "three"}, "'max_tokens'.*'three'"),
         ({"max_tokens": 5, "max_new_tokens": 6}, "max_new_tokens=6"),
         ({"strategy": "single"}, "with_strategy"),
         ({"gpu_layers": 1}, "members="),

@@ -17,7 +17,7 @@ from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationCh
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from pydantic import BaseModel, Field
 
-from adafuse_llm import ContextWindowError, Engine, InvalidOptionError, Request, StreamEvent
+from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
@@ -158,7 +158,7 @@ class ModelCall(Generic[C]):
     ) -> Generator[C, None, None]:
         """Yield the chunks of all responses, and pass them to the callbacks of LangChain's run."""
         engine, requests = self._prepared()
-        with _langchains_errors(), closing(engine.open(requests)) as events:
+        with _langchains_error(), closing(engine.open(requests)) as events:
             if streams:
                 check_one_response(events)
             for number, event in events:
@@ -172,7 +172,7 @@ class ModelCall(Generic[C]):
     ) -> AsyncGenerator[C, None]:
         """Like `chunks`, but does not block the event loop."""
         engine, requests = await asyncio.to_thread(self._prepared)
-        with _langchains_errors(), closing(await engine.aopen(requests)) as events:
+        with _langchains_error(), closing(await engine.aopen(requests)) as events:
             if streams:
                 check_one_response(events)
             async for number, event in events:
@@ -216,12 +216,8 @@ def _for_whole(run: Run | None) -> Run | None:
 
 
 @contextmanager
-def _langchains_errors() -> Iterator[None]:
-    """Raise LangChain's own error for a prompt without room, and errors with its names."""
+def _langchains_error() -> Iterator[None]:
     try:
         yield
     except ContextWindowError as error:
         raise ContextOverflowError(str(error)) from error
-    except InvalidOptionError as error:
-        message = str(error).replace("'max_new_tokens'", "'max_tokens' (or max_new_tokens)")
-        raise type(error)(message) from None
