@@ -112,17 +112,17 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         return
     if not root.is_dir():
         raise InvalidInputError(f"no such file or folder: {root}")
-    found = [
+    files = [
         path
         for path in sorted(root.rglob("*"))
         if path.suffix.lower() in SUFFIXES and path.is_file()
         if not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
-    if not found:
+    if not files:
         raise InvalidInputError(
             f"no documents in {root}: no file name ends in {', '.join(SUFFIXES)}"
         )
-    for path in found:
+    for path in files:
         yield path, path.relative_to(root).as_posix()
 
 
@@ -238,12 +238,12 @@ class Retriever:
         if not words[0]:
             return list(self.passages[:k])
         indices, scores = self._index.retrieve(words, k=k, show_progress=False)
-        found = [
+        passages = [
             replace(self.passages[int(index)], score=float(score))
             for index, score in zip(indices[0], scores[0], strict=True)
             if score > 0
         ]
-        return found or list(self.passages[:k])
+        return passages or list(self.passages[:k])
 
 
 def question_messages(question: str, passages: Sequence[Passage]) -> list[dict[str, str]]:

@@ -233,10 +233,7 @@ def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
 def _encode(
     backend: Backend, checked: Checked, start: ReplyStart | None, *, bare: bool
 ) -> list[int]:
-    """Encode a prompt with a member's tokenizer. Name the member in every error.
-
-    If it is `bare`, it lacks the spaces at the end of the text that the response continues.
-    """
+    """Encode a prompt; a `bare` one without the spaces at the end of the text that it continues."""
     conversation = checked.conversation
     with naming_member(backend.name):
         if conversation is not None and start is not None:
@@ -273,10 +270,6 @@ def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustme
     """Return how a request changes a member's distributions. None if it does not.
 
     Options that the request does not set are those of the member's checkpoint.
-
-    Raises:
-        InvalidOptionError: the member cannot change its distributions, or cannot write a text of
-            ``logit_bias``; or ``min_new_tokens`` is above ``max_new_tokens``.
     """
     changes: dict[str, Any] = {
         name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
@@ -316,7 +309,6 @@ def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
 
 
 def _check_windows(members: Sequence[MemberState]) -> None:
-    """Check that the prompt leaves room for a response in every member's context window."""
     full = [member for member in members if member.is_full(member.tree.root)]
     if full:
         tokens = "; ".join(

@@ -408,11 +408,7 @@ class AdaFuseEngine(Engine):
         return find_strategy(strategy, members, self.config)
 
     def _active_backends(self, config: AdaFuseConfig) -> Active:
-        """Return the backends of the members that decode, with their weights.
-
-        Raises:
-            InvalidOptionError: ``use`` or ``weights`` do not match the engine's members.
-        """
+        """Return the backends of the members that decode, with their weights."""
         weights = config.member_weights(self.members)
         active = [backend for backend in self.backends if backend.name in weights]
         if config.weights is None:

@@ -209,7 +209,7 @@ def short_repr(value: object) -> str:
 
 def short_list(names: Iterable[str]) -> str:
     """Return names for an error message: all of a few, or the first of many."""
-    shown = [each if len(each) <= MAX_NAME else f"{each[:MAX_NAME]}..." for each in names]
+    shown = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names]
     more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
     return (", ".join(shown[:MAX_NAMES]) or "none") + more
 

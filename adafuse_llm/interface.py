@@ -313,11 +313,6 @@ def _choosing(given: Given) -> Given:
 
 
 def _choice(generation: Generation) -> Choice:
-    """Return the result of a response with ``choices``.
-
-    Raises:
-        RequestCancelledError: it was cancelled before.
-    """
     if not generation.rounds:
         raise RequestCancelledError("the request was cancelled before a text was chosen")
     (played,) = generation.rounds

@@ -186,18 +186,18 @@ def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[R
     ):
         raise InvalidInputError("pass a list of prompts, or a list of conversations")
     batch = list(inputs)
-    for each in batch:
-        if messages is None and not isinstance(each, str):
+    for value in batch:
+        if messages is None and not isinstance(value, str):
             raise InvalidInputError(
-                f"each prompt must be text; got {short_repr(each)}. Pass conversations as "
+                f"each prompt must be text; got {short_repr(value)}. Pass conversations as "
                 "messages=[conversation, ...]."
             )
-        if messages is not None and isinstance(each, Mapping):
+        if messages is not None and isinstance(value, Mapping):
             raise InvalidInputError(
                 "messages must be a list of conversations, and each conversation a list of "
                 "messages; got one conversation. Pass messages=[conversation]."
             )
-    return [Request.of(given, **{name: each}) for each in batch]
+    return [Request.of(given, **{name: value}) for value in batch]
 
 
 def _check_texts(texts: Sequence[str]) -> None:

@@ -113,7 +113,7 @@ class Round(_Result):
     @property
     def asked(self) -> tuple[str, ...]:
         """The members that proposed or scored. A strategy need not ask all."""
-        named = (name for each in self.candidates for name in (*each.proposers, *each.nll))
+        named = (name for span in self.candidates for name in (*span.proposers, *span.nll))
         return tuple(dict.fromkeys([*self.margins, *named]))
 
     @property
@@ -133,7 +133,7 @@ class Round(_Result):
         """
         if self.forced or any(self.margins.values()):
             return None
-        scores = [each.score for each in self.candidates if each.ends and not each.proposers]
+        scores = [span.score for span in self.candidates if span.ends and not span.proposers]
         known = [score for score in scores if score is not None]
         if not known or len(known) < len(self.candidates):
             return None
@@ -182,7 +182,7 @@ class MemberInfo(_Result):
 
 def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int | None:
     """Return the smallest context window of some members, in tokens; None if there is no limit."""
-    windows = (each.context_window for each in members if each.name in names)
+    windows = (info.context_window for info in members if info.name in names)
     return min((window for window in windows if window is not None), default=None)
 
 
@@ -263,8 +263,8 @@ class Generation(_Result):
 
 def total_logprob(rounds: Iterable[Round]) -> float | None:
     """Return the log-probability of a response with these rounds (`Generation.logprob`)."""
-    logprobs = [each.candidates[each.winner].logprob for each in rounds]
-    known = [each for each in logprobs if each is not None]
+    logprobs = [played.candidates[played.winner].logprob for played in rounds]
+    known = [logprob for logprob in logprobs if logprob is not None]
     return math.fsum(known) if len(known) == len(logprobs) else None
 
 

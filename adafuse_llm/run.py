@@ -57,7 +57,7 @@ class Run(Generic[E]):
         self._start = start
         self._stop = weakref.finalize(self, stop)
         self._stop.atexit = False
-        self._observers = [each for each in observers if each is not None]
+        self._observers = [observer for observer in observers if observer is not None]
         self._deliver: Deliver | None = None
         self._lock = threading.Lock()
 
@@ -92,13 +92,13 @@ class Run(Generic[E]):
     def results(self) -> list[Any]:
         """Wait for all requests. Return their generations (or scores) in order."""
         with closing(self):
-            done = dict(each for each in map(_result, self) if each is not None)
+            done = dict(result for item in self if (result := _result(item)) is not None)
         return [done[index] for index in range(self.size)]
 
     async def aresults(self) -> list[Any]:
         """Like `results`, but do not block the event loop."""
         with closing(self):
-            done = dict([each async for item in self if (each := _result(item)) is not None])
+            done = dict([result async for item in self if (result := _result(item)) is not None])
         return [done[index] for index in range(self.size)]
 
     def close(self) -> None:
@@ -122,10 +122,7 @@ class Run(Generic[E]):
             self._start(deliver)
 
     def _observed(self, event: StreamEvent | Scores | BaseException) -> bool:
-        """Call the observers with the round of an event. Return whether the response is complete.
-
-        The error that ended the response is raised.
-        """
+        """Call the observers with an event's round. Return whether the response is complete."""
         if isinstance(event, BaseException):
             raise event
         if isinstance(event, Scores):

@@ -35,19 +35,19 @@ class Ensemble:
     Args:
         members: what to load; empty for the members that ship with adafuse-llm.
         loading: other keywords of `AdaFuseEngine.from_pretrained`.
-        given: an existing engine to use instead; the other arguments are then ignored.
+        existing: an existing engine to use instead; the other arguments are then ignored.
     """
 
     members: tuple[MemberSpec, ...] = ()
     loading: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = AUTO
-    given: Engine | None = None
+    existing: Engine | None = None
 
     @classmethod
     def of(
         cls,
         members: Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"],
-        given: Engine | None = None,
+        existing: Engine | None = None,
         *,
         strategy: str = AUTO,
         **loading: Any,
@@ -59,13 +59,13 @@ class Ensemble:
             InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or
                 there are an engine and a strategy.
         """
-        if given is not None and strategy != AUTO:
+        if existing is not None and strategy != AUTO:
             raise InvalidOptionError(
                 "engine= and strategy= cannot be combined. Pass "
                 f"engine=engine.with_strategy({strategy!r})"
             )
-        if given is not None:
-            return cls(given=given)
+        if existing is not None:
+            return cls(existing=existing)
         find_strategy(strategy)
         specs = () if members == "embedded" else as_specs(members, loading.get("revision"))
         member_names(specs)
@@ -74,16 +74,16 @@ class Ensemble:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the members. Reading them loads nothing."""
-        if self.given is not None:
-            return self.given.members
+        if self.existing is not None:
+            return self.existing.members
         return tuple(member_names(self._specs))
 
     @property
     def identity(self) -> dict[str, Any]:
         """A JSON-safe key of all that affects responses."""
-        if self.given is not None:
-            token = _ENGINE_TOKENS.setdefault(self.given, uuid.uuid4().hex)
-            return {"members": list(self.given.members), "engine": token}
+        if self.existing is not None:
+            token = _ENGINE_TOKENS.setdefault(self.existing, uuid.uuid4().hex)
+            return {"members": list(self.existing.members), "engine": token}
         return {**self._loading, "strategy": self.strategy}
 
     @property
@@ -103,8 +103,8 @@ class Ensemble:
 
     @property
     def _open(self) -> Engine | None:
-        if self.given is not None:
-            return self.given
+        if self.existing is not None:
+            return self.existing
         engine = _LOADED.get(self._key)
         return None if engine is None or engine.closed else engine
 
@@ -153,8 +153,8 @@ class Ensemble:
 
     def engine(self) -> Engine:
         """Return the engine; load the members if they are not loaded."""
-        if self.given is not None:
-            return self.given
+        if self.existing is not None:
+            return self.existing
         key = self._key
         with _LOCKS.setdefault(key, threading.Lock()):
             engine = _LOADED.get(key)
@@ -165,7 +165,7 @@ class Ensemble:
 
     def unload(self) -> None:
         """Release the members, also for the ensembles that share them. An engine stays open."""
-        if self.given is None and (engine := _LOADED.pop(self._key, None)) is not None:
+        if self.existing is None and (engine := _LOADED.pop(self._key, None)) is not None:
             engine.close()
 
     @property
@@ -175,7 +175,6 @@ class Ensemble:
         return self.members or as_specs(member_paths())
 
     def _chosen(self, names: Collection[str]) -> list[tuple[MemberSpec, tuple[Any, Any, Any]]]:
-        """Return the descriptions of some members with path, revision and file."""
         revision = self.loading.get("revision")
         return [
             (spec, (spec.path, spec.revision or revision, getattr(spec, "file", None)))
@@ -227,5 +226,4 @@ _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictiona
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert a value for JSON: a configuration object to a mapping, other values to text."""
     return value.to_dict() if hasattr(value, "to_dict") else str(value)

@@ -180,7 +180,6 @@ class EnsembleFields(OptionFields):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return the value of a field under another name."""
             field = type(self)._names_of_fields.get(name)
             return super().__getattr__(name) if field is None else getattr(self, field)
 

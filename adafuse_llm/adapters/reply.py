@@ -203,7 +203,6 @@ class ReplyReader:
         return parts
 
     def _ended(self, cut: str) -> list[Part]:
-        """Return the parts that are still in the buffer when the reply ends."""
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
             return [*parts, _unclosed(self._buffer, cut)]
@@ -268,7 +267,6 @@ class ReplyReader:
         return [*calls] or [Text(self._held)]
 
     def _show(self, part: Part, delta: ReplyDelta) -> None:
-        """Add to `delta` what the user sees of a part."""
         if isinstance(part, Text):
             part = Text(part.text.lstrip() if self._at_start else part.text)
             self._at_start = self._at_start and not part.text
@@ -351,10 +349,12 @@ def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
         except (ValueError, RecursionError) as error:  # no JSON, too many digits, or too deep
             is_call = calls or _WRITTEN.search(rest)
             return [], f"it is not the JSON of calls alone: {error}" if is_call else ""
-        for each in value if isinstance(value, list) else [value]:
-            call = _to_call(each, rest[:end])
-            looks = isinstance(each, dict) and each.keys() >= _KEYS
-            problem = _problem(call, tools) or "it has other keys" * (looks and len(each) > 2)
+        for written in value if isinstance(value, list) else [value]:
+            call = _to_call(written, rest[:end])
+            looks = isinstance(written, dict) and written.keys() >= _KEYS
+            problem = _problem(call, tools)
+            if looks and len(written) > len(_KEYS):
+                problem = problem or "it has other keys"
             if problem or isinstance(call, InvalidToolCall):
                 return [], problem if looks or calls else ""
             calls.append(call)
@@ -414,7 +414,7 @@ def read_json(text: str) -> Any:
     try:
         value = json.loads(text, parse_constant=_finite, parse_float=_finite)
         if _HALF_ESCAPE.search(text):
-            value = map_json(value, lambda each: HALF.sub("\ufffd", each))
+            value = map_json(value, lambda text: HALF.sub("\ufffd", text))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value

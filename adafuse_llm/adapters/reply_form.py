@@ -60,6 +60,11 @@ class ReplyForm:
         return bool(self.tools) and self.choice != "none"
 
     @property
+    def is_free(self) -> bool:
+        """Whether every text is such a reply."""
+        return not self.calls_tools and self.schema is None
+
+    @property
     def instructions(self) -> str:
         """Text for the end of the system message that describes the form; "" if none is needed.
 
@@ -84,12 +89,11 @@ class ReplyForm:
         Raises:
             InvalidOptionError: there are such options. It has the call's name `response_format`.
         """
-        if not self.calls_tools and self.schema is None:
-            return
-        own = "tools" if self.calls_tools else response_format
-        for name in given:
+        names = [*given]
+        if names and not self.is_free:
+            own = "tools" if self.calls_tools else response_format
             raise InvalidOptionError(
-                f"{name} cannot be combined with {own}, because both determine the form of the "
+                f"{names[0]} cannot be combined with {own}, because both determine the form of the "
                 "reply; send only one of them"
             )
 
@@ -109,7 +113,7 @@ class ReplyForm:
                 calls, has_result = [], False
             has_result |= role == "tool"
             functions = [function_of(call) for call in turn.get("tool_calls") or ()]
-            calls += [call_key(each.get("name"), each.get("arguments")) for each in functions]
+            calls += [call_key(call.get("name"), call.get("arguments")) for call in functions]
         if not has_result:
             return replace(self, schema=None)
         return replace(self, choice="none") if len({*calls}) < len(calls) else self
@@ -133,8 +137,7 @@ def enforced(
         InvalidOptionError: `enforce` is True, and a part of the form cannot be enforced.
         MissingDependencyError: `enforce` is True, and the extra is not installed.
     """
-    is_free = not form.calls_tools and form.schema is None
-    if is_free or any(options.get(name) is not None for name in CONSTRAINTS):
+    if form.is_free or any(options.get(name) is not None for name in CONSTRAINTS):
         return {**options}, ""
     own = [name for name in CONSTRAINTS if getattr(engine.config, name) is not None]
     free = {**options, **dict.fromkeys(own)}

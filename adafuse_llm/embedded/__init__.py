@@ -99,9 +99,9 @@ def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
             f"from 1 to {len(lines)}."
         )
     questions = [json.loads(line) for line in lines[:limit]]
-    for each in questions:
-        each["passages"] = tuple(Passage(**passage) for passage in each["passages"])
-    return tuple(HeldoutQuestion(**each) for each in questions)
+    for question in questions:
+        question["passages"] = tuple(Passage(**passage) for passage in question["passages"])
+    return tuple(HeldoutQuestion(**question) for question in questions)
 
 
 def final_answer(text: str) -> str:

@@ -86,7 +86,6 @@ def _handbook() -> Retriever:
 
 
 def _value(node: ast.expr, expression: str) -> Decimal:
-    """Evaluate an expression of decimals, ``+``, ``-``, ``*`` and parentheses."""
     match node:
         case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
             return Decimal(ast.get_source_segment(expression.strip(), node) or "")

@@ -100,10 +100,10 @@ def test_what_tells_ensembles_apart():
         Ensemble.of(["a", "b"], strategy="mixture").identity,
         Ensemble.of(["a", TransformersMember(path="b", weight=2)]).identity,
         Ensemble.of(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
-        *(Ensemble(given=engine).identity for engine in engines),
+        *(Ensemble(existing=engine).identity for engine in engines),
     ]
     assert len({json.dumps(each) for each in identities}) == len(identities)
-    assert Ensemble(given=engines[0]).identity == Ensemble(given=engines[0]).identity
+    assert Ensemble(existing=engines[0]).identity == Ensemble(existing=engines[0]).identity
 
 
 # Configuration files --------------------------------------------------------------------------

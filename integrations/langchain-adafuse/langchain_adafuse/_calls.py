@@ -146,7 +146,6 @@ class ModelCall(Generic[C]):
     ) -> None:
         self.model = model
         self.config = model._config
-        self.config.check_n()
         self.model_name = model.model_name
         self.requests = requests
         self.form = form
@@ -202,7 +201,7 @@ class ModelCall(Generic[C]):
             if self.not_enforced:
                 model._warn_once(self.not_enforced)
         return engine, [
-            replace(each, options=options, timeout=model.timeout) for each in self.requests
+            replace(request, options=options, timeout=model.timeout) for request in self.requests
         ]
 
 

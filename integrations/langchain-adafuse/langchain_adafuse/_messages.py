@@ -86,7 +86,7 @@ def as_function(schema: dict[str, Any]) -> dict[str, Any]:
     elif {"name", "function", "parameters", "toolSpec"} & schema.keys():
         return schema
     described = {key: schema[key] for key in ("description",) if key in schema}
-    parameters = {key: each for key, each in schema.items() if key not in ("title", "description")}
+    parameters = {key: schema[key] for key in schema if key not in ("title", "description")}
     return {"name": schema.get("title", name), **described, "parameters": parameters}
 
 
@@ -109,8 +109,8 @@ def openai_tool(tool: ToolLike, strict: bool | None = None) -> dict[str, Any]:
 
 
 def _is_recursive(schema: dict[str, Any]) -> bool:
-    texts = {name: json.dumps(each) for name, each in schema.get("$defs", {}).items()}
-    used = {name: {each for each in texts if f'/{each}"' in texts[name]} for name in texts}
+    texts = {name: json.dumps(part) for name, part in schema.get("$defs", {}).items()}
+    used = {name: {other for other in texts if f'/{other}"' in texts[name]} for name in texts}
     for _ in used:
         used = {name: names.union(*map(used.__getitem__, names)) for name, names in used.items()}
     return any(name in names for name, names in used.items())

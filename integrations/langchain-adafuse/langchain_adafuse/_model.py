@@ -99,7 +99,7 @@ class EnsembleModel(EnsembleFields, Serializable):
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def configurable_fields(self, **kwargs: Any) -> Any:
-            fields = {self._names_of_fields.get(name, name): each for name, each in kwargs.items()}
+            fields = {self._names_of_fields.get(name, name): kwargs[name] for name in kwargs}
             return super().configurable_fields(**fields)
 
         def bind(self, **kwargs: Any) -> Any:
@@ -110,8 +110,8 @@ class EnsembleModel(EnsembleFields, Serializable):
             known = {*AdaFuseConfig.model_fields, *self._names_of_fields, *self._per_call}
             if "tools" in kwargs:  # the choice belongs to these tools
                 known -= {*FORM_KEYWORDS}
-            options = {name: each for name, each in kwargs.items() if name in known}
-            others = {name: each for name, each in kwargs.items() if name not in known}
+            options = {name: kwargs[name] for name in kwargs if name in known}
+            others = {name: kwargs[name] for name in kwargs if name not in known}
             model = self._for_call(None, options)
             return super(EnsembleModel, model).bind(**others) if others else model
 
@@ -227,7 +227,6 @@ class EnsembleModel(EnsembleFields, Serializable):
         return create_model("CallOptions", __base__=Options, **fields)
 
     def _most_tokens(self, **given: Any) -> list[int]:
-        """Return the tokens of a prompt or messages for the member that needs the most."""
         encoded = self._loaded().encode_prompt(use=self._names, weights=None, **given)
         return max(encoded.values(), key=len)
 

@@ -45,7 +45,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
         if not isinstance(chunk, Told):
             return
         place = run_id, chunk.number
-        records = [{"run_id": str(run_id), **each} for each in chunk.rounds]
+        records = [{"run_id": str(run_id), **played} for played in chunk.rounds]
         self.rounds += records
         self._responses.setdefault(place, []).extend(records)
         if chunk.generation is not None and self._responses[place]:

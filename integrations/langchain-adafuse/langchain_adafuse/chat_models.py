@@ -161,7 +161,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
         formatted = [openai_tool(tool, strict) for tool in tools]
-        names = [tool.name for each in formatted for tool in to_tools([each])]
+        names = [tool.name for form in formatted for tool in to_tools([form])]
         choice = to_tool_choice(self.tool_choice if tool_choice is None else tool_choice, names)
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
 
@@ -257,24 +257,23 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     def _call(
         self, given: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> ModelCall[ChatRoundChunk]:
-        options = {name: each for name, each in keywords.items() if name not in FORM_KEYWORDS}
+        options = {name: keywords[name] for name in keywords if name not in FORM_KEYWORDS}
         model = self._for_call(stop, options)
-        form = None
-        if len(options) < len(keywords):
-            own = {"tool_choice": self.tool_choice, "parallel_tool_calls": self.parallel_tool_calls}
-            asked = {**(own if keywords.get("tools") else {}), **keywords}
-            form = form_of(to_tools(keywords.get("tools") or ()), asked)
-            form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
         turns, omitted = to_turns(given)
-        if form is not None and model.enforce is not True:
-            form = form.after(turns)
         if omitted:
             self._warn_once(
                 "the messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(sorted(omitted))}"
             )
+        form = None
         described: dict[str, Any] = {}
-        if form is not None:
+        if len(options) < len(keywords):
+            own = {"tool_choice": self.tool_choice, "parallel_tool_calls": self.parallel_tool_calls}
+            asked = {**(own if keywords.get("tools") else {}), **keywords}
+            form = form_of(to_tools(keywords.get("tools") or ()), asked)
+            form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
+            if model.enforce is not True:
+                form = form.after(turns)
             described = {"tools": form.tools, "tool_choice": form.choice}
             described["instructions"] = form.instructions
         prompt = to_conversation(turns, **described, warn=self._warn_once)
@@ -292,7 +291,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     # LangChain's cache key and model profile ---------------------------------------------------
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """Return the cache key: the ensemble, all options, and the keywords of the call."""
         return json.dumps([self.asdict(), stop, kwargs], sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile:
@@ -353,9 +351,8 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
             messages.append(AIMessageChunk(content="", tool_call_chunks=calls))
         if whole is not None:
             metadata, usage = self.metadata(whole)
-            if any(isinstance(each, ToolCall) for each in self._calls) and (
-                metadata["finish_reason"] == "stop"
-            ):
+            is_call = any(isinstance(call, ToolCall) for call in self._calls)
+            if is_call and metadata["finish_reason"] == "stop":
                 metadata["finish_reason"] = "tool_calls"
             if delta.warnings:
                 logger.warning("%s", "; ".join(delta.warnings))
@@ -380,7 +377,7 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
     def generation(self) -> ChatGeneration:
         (generation,) = generate_from_stream(iter(self.chunks)).generations
         message: Any = generation.message
-        errors = [each.error for each in self._calls if isinstance(each, InvalidToolCall)]
+        errors = [call.error for call in self._calls if isinstance(call, InvalidToolCall)]
         for invalid, error in zip(message.invalid_tool_calls, errors, strict=True):
             invalid["error"] = error
         return generation
@@ -427,7 +424,6 @@ def _instance(message: AIMessage, kind: Any, parser: Runnable[Any, Any]) -> Any:
 
 
 def _called(message: AIMessage, name: str) -> AIMessage:
-    """Refuse a reply without a valid call of a tool."""
     if not any(call["name"] == name for call in message.tool_calls):
         reason = "; ".join(message.response_metadata.get(WARNINGS_KEY, ()))
         raise OutputParserException(

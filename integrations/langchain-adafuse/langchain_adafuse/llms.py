@@ -113,4 +113,4 @@ class TextResponseChunks(ResponseChunks[RoundChunk]):
         info = {**(self.chunks[-1].generation_info or {})}
         if self.rounds and self.call.model.round_detail == "full":
             info[ROUNDS_KEY] = self.rounds
-        return Generation(text="".join(each.text for each in self.chunks), generation_info=info)
+        return Generation(text="".join(chunk.text for chunk in self.chunks), generation_info=info)

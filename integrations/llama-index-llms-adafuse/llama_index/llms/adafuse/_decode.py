@@ -194,5 +194,5 @@ class Decode(Generic[R]):
             for token in openai_logprobs(rounds)["content"]:
                 top = token.pop("top_logprobs")
                 others = [other for other in top if other != token]
-                lists.append([LogProb(**each) for each in (token, *others)])
+                lists.append([LogProb(**entry) for entry in (token, *others)])
         return self._convert(Chunk(text, AdaFuseRaw.of(rounds, whole), lists, prefix, whole))

@@ -60,7 +60,6 @@ def add_prompts(
 
 
 def _turn(message: ChatMessage, omitted: set[str]) -> Turn:
-    """Convert a message. Add the types of blocks that are left out to `omitted`."""
     role = _ROLES.get(message.role.value, message.role.value)
     extras = message.additional_kwargs
     texts: list[str] = []

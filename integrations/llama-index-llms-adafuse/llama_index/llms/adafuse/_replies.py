@@ -143,8 +143,8 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
         problem = f"{error!s:.200}"
         if isinstance(error, ValidationError):
             problem = "; ".join(
-                f"{'.'.join(map(str, each['loc'])) or 'the object'}: {each['msg']}"
-                for each in error.errors(include_url=False)
+                f"{'.'.join(map(str, wrong['loc'])) or 'the object'}: {wrong['msg']}"
+                for wrong in error.errors(include_url=False)
             )
         raise MalformedReplyError(
             f"the reply is no valid {output_cls.__name__}: {cut or problem}"

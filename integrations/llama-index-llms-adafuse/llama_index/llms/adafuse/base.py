@@ -461,7 +461,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     ) -> Request:
         """Return the request for a chat. With `messages_to_prompt`, it has a prompt for all."""
         options = self._call_options(overrides)
-        if form.calls_tools or form.schema is not None:
+        if not form.is_free:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
             options = _without_constraints(options)
         options, warning = enforced(self.engine, form, options, self.enforce)
@@ -481,7 +481,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             return Request(messages=conversation, options=options)
         if conversation.tools or conversation.instructions:
             flat = conversation.flat()
-            messages = [ChatMessage(role=each["role"], content=each["content"]) for each in flat]
+            messages = [ChatMessage(role=turn["role"], content=turn["content"]) for turn in flat]
         return Request(prompt=self.messages_to_prompt(messages), options=options)
 
     # Options and members ----------------------------------------------------------------------
@@ -501,7 +501,6 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         return {**options, **given}
 
     def _reads_messages(self, names: tuple[str, ...]) -> bool:
-        """Return whether a member has a chat template. Load the members if needed to know it."""
         return bool(self._known(lambda ensemble: ensemble.is_chat_model(names)))
 
     def _known(self, read: Callable[[Ensemble], T | None]) -> T | None:
@@ -533,7 +532,6 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
 
 
 def _without_constraints(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options without those that determine the form of a response."""
     return {name: value for name, value in options.items() if name not in CONSTRAINTS}
 
 
