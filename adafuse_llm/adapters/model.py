@@ -93,8 +93,8 @@ class EnsembleFields(OptionFields):
     @classmethod
     def from_embedded(cls: Callable[P, M], *args: P.args, **fields: P.kwargs) -> M:
         """Create a model from the three small members that ship with adafuse-llm."""
-        given: dict[str, Any] = {"members": "embedded", **fields}
-        return cls(*args, **given)
+        keywords: dict[str, Any] = {"members": "embedded", **fields}
+        return cls(*args, **keywords)
 
     @classmethod
     def from_config(
@@ -152,9 +152,10 @@ class EnsembleFields(OptionFields):
     def _checked(cls, given: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:
         """Return keywords under the names of fields, with checked options of decoding."""
         checked = check_option_names(given, extra=extra)
-        given = {name: checked[name] for name in AdaFuseConfig.model_fields if name in checked}
-        config = AdaFuseConfig(**given)
-        return checked | {name: getattr(config, name) for name in given if given[name] is not None}
+        options = {name: checked[name] for name in AdaFuseConfig.model_fields if name in checked}
+        config = AdaFuseConfig(**options)
+        set_ones = (name for name, value in options.items() if value is not None)
+        return checked | {name: getattr(config, name) for name in set_ones}
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = self._names_of_fields.get(name, name)

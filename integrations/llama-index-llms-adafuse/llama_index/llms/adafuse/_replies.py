@@ -38,19 +38,10 @@ WARNINGS_KEY = "adafuse_warnings"
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
-    """Describe a tool in the form of OpenAI.
-
-    Unlike core, keep the name, and a recursive class, whose schema is a reference.
-    """
-    metadata = tool.metadata
-    schema = metadata.fn_schema.model_json_schema() if metadata.fn_schema else {}
-    whole = {key: value for key, value in schema.items() if key not in ("title", "description")}
-    function = {
-        "name": metadata.get_name(),
-        "description": metadata.description,
-        "parameters": {**whole, **metadata.get_parameters_dict()},
-    }
-    return {"type": "function", "function": function}
+    """Describe a tool in the form of OpenAI, under the name by which core finds it again."""
+    described = tool.metadata.to_openai_tool(skip_length_check=True)
+    described["function"]["name"] = tool.metadata.get_name()
+    return described
 
 
 class Reply:
@@ -99,8 +90,8 @@ class Reply:
 
     def take_completion(self, chunk: Chunk) -> CompletionResponse:
         """Return the completion after one more chunk. Its text excludes reasoning."""
-        given = dict(self.take(chunk))
-        return CompletionResponse(text=given.pop("message").content or "", **given)
+        fields = dict(self.take(chunk))
+        return CompletionResponse(text=fields.pop("message").content or "", **fields)
 
     def _message(self) -> ChatMessage:
         calls = self._calls
@@ -164,9 +155,9 @@ def _openai_call(block: ToolCallBlock) -> dict[str, Any]:
 
 def _without_cut_input(text: str) -> str:
     """Return a step without the input of a tool that a limit cut off. Agents would repair it."""
-    step, marker, given = text.rpartition("Action Input:")
+    step, marker, value = text.rpartition("Action Input:")
     try:
-        json.JSONDecoder().raw_decode(given.strip())
+        json.JSONDecoder().raw_decode(value.strip())
     except (ValueError, RecursionError):  # no JSON, or too deep
         return step if marker else text
     return text

@@ -397,8 +397,8 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         calls = []
         for block in response.message.blocks:
             if isinstance(block, ToolCallBlock):
-                given: Any = {"tool_name": block.tool_name, "tool_kwargs": block.tool_kwargs}
-                calls.append(ToolSelection(tool_id=block.tool_call_id or "", **given))
+                call: Any = {"tool_name": block.tool_name, "tool_kwargs": block.tool_kwargs}
+                calls.append(ToolSelection(tool_id=block.tool_call_id or "", **call))
         warnings = response.additional_kwargs.get(WARNINGS_KEY)
         if not calls and warnings and reason_of(response) in CUT:
             raise MalformedReplyError(str(warnings[0]))
@@ -460,6 +460,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
     ) -> Request:
         """Return the request for a chat. With `messages_to_prompt`, it has a prompt for all."""
+        # what the members may write
         options = self._call_options(overrides)
         if not form.is_free:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
@@ -467,6 +468,8 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         options, warning = enforced(self.engine, form, options, self.enforce)
         if warning:
             self._warn_once(warning)
+
+        # what they read, in the form of their own templates or of the user's function
         messages = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
@@ -495,10 +498,10 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         return "+".join(self.use or self._ensemble.names)
 
     def _call_options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        options, given = self._options, check_option_names(overrides)
-        if any(given.get(name) is not None for name in CONSTRAINTS):
+        options, own = self._options, check_option_names(overrides)
+        if any(own.get(name) is not None for name in CONSTRAINTS):
             options = _without_constraints(options)  # a constraint replaces all others
-        return {**options, **given}
+        return {**options, **own}
 
     def _reads_messages(self, names: tuple[str, ...]) -> bool:
         return bool(self._known(lambda ensemble: ensemble.is_chat_model(names)))
