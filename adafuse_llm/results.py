@@ -202,16 +202,15 @@ class Generation(_Result):
         strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``. It
             says what the scores mean. Empty if the strategy is not known.
         logprob: log-probability of the response under the strategy's rule, in nats: the sum over
-            the rounds of `Candidate.logprob` of the winner. With ``adafuse`` and
-            ``single``, this is the weighted mean of the members' log-likelihoods of the span, that
-            is, equation 5 without the division by the number of tokens, over the members that can
-            score it. With ``mixture``, it is the logarithm of the pooled probability of the word
-            and its end, in which the probability of a member that was not asked counts as 0; the
-            next word counts the whitespace that it begins with, too. With
-            ``choices``, it is the weighted mean of the log-likelihoods of the chosen text and its
-            end. Under a grammar, probabilities are relative to what it permits, so a forced round
-            adds 0. A span counts as a whole, also if a limit of tokens or a stop sequence cut its
-            end off. None if the strategy gives no probabilities.
+            the rounds of `Candidate.logprob` of the winner. With ``adafuse`` and ``single``, this
+            is equation 5 without the division by the number of tokens, over the members that can
+            score the span. With ``mixture``, it is the logarithm of the pooled probability of the
+            word and its end, in which the probability of a member that was not asked counts as 0;
+            the next word counts the whitespace that it begins with, too. With ``choices``, it is
+            the weighted mean of the log-likelihoods of the chosen text and its end. Under a
+            grammar, probabilities are relative to what it permits, so a forced round adds 0. A span
+            counts as a whole, also if its end was cut off. None if the strategy gives no
+            probabilities.
         member_logprobs: log-likelihood by member, in nats: the sum over the spans that it scored
             (`Candidate.nll`), without the ends of words that ``mixture`` adds.
         confidence: probability that the response is right, after a calibration (the option

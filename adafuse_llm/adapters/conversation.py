@@ -162,7 +162,8 @@ def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
         if is_text:
             name = known.names.get(key) or turn.get("name")
             answer = {"name": name, "content": content} if name else {"content": content}
-            text = f"{RESULT_OPENS}\n{to_json(answer)}\n{RESULT_CLOSES}"
+            written = to_json(answer).replace("</", r"<\/")  # no result can end its block
+            text = f"{RESULT_OPENS}\n{written}\n{RESULT_CLOSES}"
             return {"role": "user", "content": text}
         message["tool_call_id"] = key
     if role == "assistant" and reasoning:

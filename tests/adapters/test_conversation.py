@@ -142,9 +142,9 @@ def test_calls_are_read_back_as_they_were(arguments: list[dict[str, Any]]) -> No
     assert found == [ToolCall(str(call["name"]), call["arguments"]) for call in calls]  # type: ignore[arg-type]
 
 
-@given(TEXT)
-def test_results_cannot_end_their_block(content: str) -> None:
-    _, text = flat(called({}), result(content))
+@given(TEXT, st.sampled_from([{}, "{"]))
+def test_results_cannot_end_their_block(content: str, arguments: Any) -> None:
+    _, text = flat(called(arguments), result(content))
     inside = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
     assert "</tool_response>" not in inside
     assert json.loads(inside) == {"name": "add", "content": content}
