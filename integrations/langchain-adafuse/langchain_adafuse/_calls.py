@@ -108,9 +108,12 @@ class ResponseChunks(ABC, Generic[C]):
             total_tokens=totals["total_tokens"],
             input_token_details={"cache_read": details["cached_tokens"]},
         )
-        optional: dict[str, Any] = {"seed": whole.seed}
-        optional |= {CUT_KEY: cut_off(reason, whole.cut_by) or None}
-        optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
+        optional: dict[str, Any] = {
+            "seed": whole.seed,
+            "logprob": whole.logprob,
+            "confidence": whole.confidence,
+            CUT_KEY: cut_off(reason, whole.cut_by) or None,
+        }
         if call.config.counted_logprobs is not None:
             optional["logprobs"] = openai_logprobs(whole.rounds)
         if call.model.round_detail != "none":

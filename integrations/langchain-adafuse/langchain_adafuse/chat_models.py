@@ -203,12 +203,16 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             )
         if schema is None and method != "json_mode":
             raise InvalidInputError(f"method={method!r} needs a schema; got None")
+
+        # the schema as that of a tool, whatever form it has
         schema = {"type": "object"} if schema is None else schema
         tool = openai_tool(as_function(schema) if isinstance(schema, dict) else schema, strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
         asked = {"kwargs": {"method": method, "strict": strict}, "schema": tool}
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         pydantic_class: Any = schema if is_class else None
+
+        # a model that is asked for it, and the parser of its replies
         parser: Runnable[Any, Any]
         if method == "function_calling":
             is_value = {"enum", "const"} & json_schema.keys()
