@@ -42,9 +42,8 @@ class Turn(TypedDict, total=False):
         role: ``system``, ``user``, ``assistant`` or ``tool`` (the result of a call), or another
             framework's name for one of these roles.
         content: text, or a list of text parts.
-        name: name of the speaker. A user's name is written before the content; other names are
-            ignored.
-        tool_calls: calls in an assistant's message. The arguments can be JSON text. If it is no
+        name: name of the speaker. Members read only that of a user, before the content.
+        tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are no
             JSON object, for example because the call was cut off, members read the call and its
             result as text.
         tool_call_id: in a tool's message, the id of the call that it answers. Without one, it

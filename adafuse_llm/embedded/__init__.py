@@ -1,13 +1,6 @@
 """Three small language models of this project, with documents and questions for them.
 
 They are for experiments, tests and cookbooks. ``MODEL_CARD.md`` describes what they can do.
-
-    member_paths()        folders of the three members, in standard Hugging Face format
-    handbook_path()       folder of Markdown documents about a generated town
-    handbook_questions()  questions about the handbook, with their answers
-    heldout_questions()   questions of six skills, with passages, that are not in the training data
-    final_answer(text)    the answer in a member's reply
-
 Importing this package loads neither torch nor transformers.
 """
 
@@ -53,8 +46,7 @@ class HandbookQuestion:
 class HeldoutQuestion:
     """A question that is not in the members' training data.
 
-    ``skill`` is the skill that the question needs. ``passages`` hold the answer. Questions that
-    need no passages, such as those in arithmetic, have none.
+    ``passages`` hold the answer. Questions that need none, such as those in arithmetic, have none.
     """
 
     question: str
@@ -80,13 +72,10 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
 
 
 def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
-    """Return the held-out questions, of which the skills take turns.
+    """Return the held-out questions, or the first `limit` of them. Their skills take turns.
 
     They ask for one fact, or are word problems of one or two steps. The names, values and problems
     in them do not occur in the members' training data.
-
-    Args:
-        limit: number of questions to return, starting with the first. None for all.
 
     Raises:
         InvalidInputError: `limit` is not positive, or higher than the number of questions.

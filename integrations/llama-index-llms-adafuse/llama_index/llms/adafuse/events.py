@@ -30,19 +30,7 @@ class AdaFuseGenerationStartEvent(_Event):
 
 
 class AdaFuseRoundEvent(_Event):
-    """One round: the candidates and the committed text, as `adafuse_llm.summary.record` has them.
-
-    Attributes:
-        round: number of the round, from 0.
-        text: the committed text.
-        proposers: members that proposed the text.
-        score: score of the text, in nats. The strategy defines it.
-        asked: members that proposed or scored in the round.
-        unanimous: whether several members proposed, and all of them the only candidate.
-        winner: index of the committed candidate.
-        candidates, margins, elapsed, forced: those of the `Round`.
-        probability: probability of the text among given texts (the option `choices`).
-    """
+    """One round, with what `adafuse_llm.summary.record` says of it."""
 
     round: int
     text: str
@@ -59,15 +47,9 @@ class AdaFuseRoundEvent(_Event):
 
 
 class AdaFuseGenerationEndEvent(_Event):
-    """The end of a decode. A decode that fails or is stopped early does not emit this event.
+    """The end of a decode: parts of its `Generation`, with a summary of the rounds.
 
-    Attributes:
-        text: the response.
-        strategy: name of the strategy that ran.
-        finish_reason: why the decode ended.
-        usage: token counts and forward passes by member.
-        summary: statistics of the rounds.
-        seed: the seed that gives the same response again; None if nothing was drawn.
+    A decode that fails or is stopped early does not emit this event.
     """
 
     text: str
