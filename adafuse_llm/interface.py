@@ -61,7 +61,10 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can_enforce(self) -> bool:
-        """Whether the extra ``grammar``, all members and the strategy can follow a grammar."""
+        """Whether responses can be made to fit a grammar.
+
+        The extra ``grammar`` is installed, and all members and the strategy can follow one.
+        """
 
     @abstractmethod
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:

@@ -106,3 +106,10 @@ def test_log_probabilities_are_those_of_the_leading_member(engine):
         assert first == [(" red", -0.693), (" green", -1.386)]
     assert tokens[0][0] == LogProb(token=" red", logprob=tokens[0][0].logprob, bytes=[*b" red"])
     assert {*whole.raw.rounds[0].logprobs} == {"oak", "elm"}
+
+
+def test_a_program_mode_has_no_effect_and_a_warning_says_so(engine, caplog):
+    AdaFuseLLM(engine=engine, pydantic_program_mode="default")
+    assert not caplog.messages
+    AdaFuseLLM(engine=engine, pydantic_program_mode="function")
+    assert "pydantic_program_mode has no effect" in caplog.text
