@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import attentions_of, set_attentions
 from adafuse_llm.backends.huggingface.passes import Passes, RequestState
@@ -14,7 +15,7 @@ from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 PROMPTS = (6, 4)
-"""Numbers of tokens of the two prompts."""
+"""Numbers of tokens of the two prompts, where the window has room for them."""
 
 DEPTH = 3
 """Number of tokens that follow a prompt."""
@@ -65,7 +66,10 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
 
 
 def _prompts(decoder: Decoder) -> list[list[int]]:
-    return [[(7 * i + size) % decoder.vocabulary_size for i in range(size)] for size in PROMPTS]
+    window = context_window(decoder.model.config.get_text_config(decoder=True).to_dict())
+    longest = max(PROMPTS) if window is None else max(1, window - DEPTH)
+    sizes = [min(size, longest) for size in PROMPTS]
+    return [[(7 * i + size) % decoder.vocabulary_size for i in range(size)] for size in sizes]
 
 
 def _branch(number: int, decoder: Decoder) -> list[int]:
@@ -116,7 +120,7 @@ def _tolerance(decoder: Decoder) -> float:
     if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
         return TOLERANCE[model.dtype]
     tokens, other = (
-        [(step * i + first) % decoder.vocabulary_size for i in range(max(PROMPTS) + DEPTH)]
+        [(step * i + first) % decoder.vocabulary_size for i in range(len(_prompts(decoder)[0]) + DEPTH)]
         for step, first in ((7, 3), (5, 11))
     )
     parts = torch.cat([decoder.plain(tokens[: end + 1]) for end in range(len(tokens))])
