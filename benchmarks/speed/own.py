@@ -42,7 +42,8 @@ VOCABULARY: Final = 151_936
 
 VIEWS: Final = {
     *("view", "_unsafe_view", "slice", "select", "narrow", "expand", "transpose", "permute", "t"),
-    *("unsqueeze", "squeeze", "alias", "detach", "split", "unbind", "as_strided", "reshape"),
+    *("unsqueeze", "squeeze", "alias", "detach", "split", "split_with_sizes", "unbind"),
+    *("as_strided", "reshape", "flatten"),
 }
 """Operations that compute nothing."""
 

@@ -111,8 +111,8 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
             )
 
     def cache_bytes(self, tokens: int) -> int:
-        # a buffer of rows grows by doubling
-        states = 2 if self.form == "tree" else PATH_STATES
+        # a slot has room for up to twice the rows, and a slab has up to half more slots than used
+        states = 3 if self.form == "tree" else PATH_STATES
         return tokens * sum(self._passes.token_bytes.values()) * states
 
     def free_bytes(self) -> int:

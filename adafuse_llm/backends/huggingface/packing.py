@@ -11,12 +11,14 @@ of size d, g = h / k.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig
@@ -65,10 +67,14 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
     def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
         super().__init__(layers=[])
         self._windows = windows
-        self._sizes = [len(piece.tokens) for piece in pieces]
-        self._pieces = [_PieceAttention(piece) for piece in pieces]
-        # keys, all rows and window of a layer that has cached but not attended
-        self._layer: tuple[torch.Tensor, Sequence[Any], int | None] | None = None
+        self._groups = [_GroupAttention(group) for group in grouped(pieces)]
+        self._sizes = [sum(len(p.tokens) for p in group.pieces) for group in self._groups]
+        # where the rows of the new tokens are in the slots of each slab
+        by_slab = itertools.groupby(pieces, key=lambda piece: piece.rows.slab)
+        self._slabs = [(slab, _places(list(group))) for slab, group in by_slab if slab]
+        self._devices: dict[torch.device, list[torch.Tensor]] = {}
+        # keys and values of a layer that has cached but not attended
+        self._layer: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     def update(
         self,
@@ -79,12 +85,20 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add new keys and values, [1, k, T, d], to those of their requests, and return them."""
-        new = (states.split_with_sizes(self._sizes, dim=2) for states in (key_states, value_states))
-        rows = [
-            each.piece.rows.write(layer_idx, keys, values)
-            for each, keys, values in zip(self._pieces, *new, strict=True)
-        ]
-        self._layer = key_states, rows, self._windows.get(layer_idx)
+        device, start = key_states.device, 0
+        if device not in self._devices:
+            self._devices[device] = [to_device(places, device) for _, places in self._slabs]
+        keys, values = key_states[0], value_states[0]
+        for (slab, _), places in zip(self._slabs, self._devices[device], strict=True):
+            slab.layer(layer_idx, key_states, value_states)
+            all_keys, all_values = slab.flat[layer_idx]
+            if len(self._slabs) > 1:
+                keys = key_states[0].narrow(1, start, len(places))
+                values = value_states[0].narrow(1, start, len(places))
+                start += len(places)
+            all_keys.index_copy_(1, places, keys)
+            all_values.index_copy_(1, places, values)
+        self._layer = key_states, value_states, layer_idx
         return key_states, value_states
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, scores: Scores) -> torch.Tensor:
@@ -94,12 +108,12 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """
         if self._layer is None or key is not self._layer[0]:
             raise UnsupportedModelError("the attention layers use other keys than they cache")
-        _, rows, window = self._layer
-        self._layer = None
+        index, self._layer = self._layer[2], None
+        window = self._windows.get(index)
         outputs = [
-            attention(part, keys, values, window, scores).transpose(1, 2)
-            for attention, part, (keys, values) in zip(
-                self._pieces, query.split_with_sizes(self._sizes, dim=2), rows, strict=True
+            group(part, index, window, scores).transpose(1, 2)
+            for group, part in zip(
+                self._groups, query.split_with_sizes(self._sizes, dim=2), strict=True
             )
         ]
         return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -124,14 +138,97 @@ class _Running(threading.local):
 _running = _Running()
 
 
-class _PieceAttention:
-    """The attention of one piece, in all layers."""
+def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Split pieces in the order of `in_slots` into groups that attend in one product."""
+    for _, group in itertools.groupby(pieces, key=lambda piece: (piece.rows.slab, piece.is_long)):
+        same = list(group)
+        if same[0].is_long:
+            yield from ([piece] for piece in same)
+        else:
+            yield same
 
-    def __init__(self, piece: Piece) -> None:
-        self.piece = piece
+
+def in_slots(piece: Piece) -> tuple[int, int, int]:
+    """Return the place of a piece in a pass: pieces in the slots of one slab stand together."""
+    return id(piece.rows.slab), piece.is_long, piece.rows.slot
+
+
+def _places(pieces: Sequence[Piece]) -> torch.Tensor:
+    """Return the indices of the new rows of pieces among all rows of their slab."""
+    slab = pieces[0].rows.slab
+    assert slab is not None
+    starts = [piece.rows.slot * slab.capacity + piece.rows.count for piece in pieces]
+    sizes = [len(piece.tokens) for piece in pieces]
+    return torch.tensor([a + i for a, n in zip(starts, sizes, strict=True) for i in range(n)])
+
+
+class _GroupAttention:
+    """The attention of pieces in the slots of one slab, in all layers.
+
+    A group of one piece reads the rows of its slot. For several, a product runs over all slots from
+    the first to the last one, where masks hide what is between them, or over copies of their slots
+    if these are far apart.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
         self._masks: dict[tuple[object, ...], torch.Tensor | None] = {}
+        self._slots = [piece.rows.slot for piece in pieces]
+        self._rows = max(len(piece.positions) for piece in pieces)
+        self._size = max(len(piece.tokens) for piece in pieces)
+        self._first, last = self._slots[0], self._slots[-1]
+        self._is_close = last - self._first < 2 * len(pieces)
+        places = [slot - self._first for slot in self._slots]
+        self._places = places if self._is_close else list(range(len(pieces)))
+        self._batch = self._places[-1] + 1
+        # tokens of the group by their place in the batch, [batch * size], and the reverse
+        order = [
+            place * self._size + number
+            for place, piece in zip(self._places, pieces, strict=True)
+            for number in range(len(piece.tokens))
+        ]
+        self._is_even = len(order) == self._batch * self._size
+        if not self._is_even:
+            self._back = torch.tensor(order)
+            self._order = torch.zeros(self._batch * self._size, dtype=torch.long)
+            self._order[self._back] = torch.arange(len(order))
+        if not self._is_close:
+            self._chosen = torch.tensor(self._slots)
 
     def __call__(
+        self, query: torch.Tensor, layer: int, window: int | None, scores: Scores
+    ) -> torch.Tensor:
+        """Return the results for the queries of a layer, [1, h, n, d] each.
+
+        The layer sees a window of the last tokens, or with None all of them.
+        """
+        slab = self.pieces[0].rows.slab
+        assert slab is not None
+        keys, values = slab.layers[layer]
+        if len(self.pieces) == 1:
+            keys, values = (x[:, self._first, : self._rows][None] for x in (keys, values))
+            return self._attend(query, keys, values, window, scores)
+        if self._is_close:
+            keys, values = (x.narrow(1, self._first, self._batch) for x in (keys, values))
+        else:
+            self._chosen = to_device(self._chosen, query.device)
+            keys, values = (x.index_select(1, self._chosen) for x in (keys, values))
+        keys, values = (x[:, :, : self._rows].transpose(0, 1) for x in (keys, values))
+        heads, size, batch = query.shape[1], self._size, self._batch
+        flat = query[0]
+        if not self._is_even:
+            self._order, self._back = (
+                to_device(x, query.device) for x in (self._order, self._back)
+            )
+            flat = flat.index_select(1, self._order)
+        padded = flat.view(heads, batch, size, -1).transpose(0, 1)
+        output = self._attend(padded, keys, values, window, scores)
+        flat = output.transpose(0, 1).reshape(heads, batch * size, -1)
+        if not self._is_even:
+            flat = flat.index_select(1, self._back)
+        return flat[None]
+
+    def _attend(
         self,
         query: torch.Tensor,
         keys: torch.Tensor,
@@ -139,23 +236,20 @@ class _PieceAttention:
         window: int | None,
         scores: Scores,
     ) -> torch.Tensor:
-        """Return the results for queries, [1, h, n, d] each, and the request's rows, [1, k, r, d].
-
-        The layer sees a window of the last tokens, or with None all of them.
-        """
-        _, heads, size, width = query.shape
+        """Return the results for queries, [batch, h, n, d], and rows, [batch, k, r, d]."""
+        batch, heads, size, width = query.shape
         groups = heads // keys.shape[1]
         if not scores.is_usual:
             return _scored(query, keys, values, self._mask(window, 1, query), scores)
         # a prompt without earlier rows needs no mask
-        causal = 1 < size == len(self.piece.positions) and self.piece.visible is None
+        causal = batch == 1 and 1 < size == self._rows and self.pieces[0].visible is None
         causal = causal and (window is None or size <= window)
         # heads that share a key head become rows of one product
         if groups > 1 and size * groups <= FOLD_ROWS and not causal:
-            folded = query.reshape(1, heads // groups, groups * size, width)
+            folded = query.reshape(batch, heads // groups, groups * size, width)
             mask = self._mask(window, groups, query)
             output = scaled_dot_product_attention(folded, keys, values, mask, scale=scores.scale)
-            return output.view(1, heads, size, -1)
+            return output.view(batch, heads, size, -1)
         mask = None if causal else self._mask(window, 1, query)
         if mask is not None and query.device.type != "cpu":  # kernels of GPUs support only one
             keys, values = (rows.repeat_interleave(groups, 1) for rows in (keys, values))
@@ -170,15 +264,21 @@ class _PieceAttention:
         )
 
     def _mask(self, window: int | None, groups: int, query: torch.Tensor) -> torch.Tensor | None:
-        """Return what to add to the scores of `groups` folded heads, [groups * n, r], or None."""
+        """Return what to add to the scores of `groups` folded heads, or None.
+
+        It is [groups * n, r] for one piece, and [batch, 1, groups * n, r] for several.
+        """
         key = (window, groups, query.dtype, query.device)
         if key not in self._masks:
-            seen = self.piece.seen(window)
+            seen = np.zeros((self._batch, self._size, self._rows), dtype=np.bool_)
+            for place, piece in zip(self._places, self.pieces, strict=True):
+                seen[place, : len(piece.tokens), : len(piece.positions)] = piece.seen(window)
+            seen[:, :, 0] |= ~seen.any(-1)  # a token without rows would have no numbers
             mask = None
             if not seen.all():
                 mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
                 mask.masked_fill_(to_device(torch.from_numpy(~seen), query.device), -math.inf)
-                mask = mask.repeat(groups, 1)
+                mask = mask.repeat(1, groups, 1)[:, None]
             self._masks[key] = mask
         return self._masks[key]
 

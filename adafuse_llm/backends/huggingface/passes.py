@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from adafuse_llm.backends.huggingface.model import Decoder
-from adafuse_llm.backends.huggingface.packing import PackedCache, use_packed_attention
+from adafuse_llm.backends.huggingface.packing import PackedCache, in_slots, use_packed_attention
 from adafuse_llm.backends.huggingface.path_form import PathForm
-from adafuse_llm.backends.huggingface.tree_cache import Piece, Rows, TreeForm
+from adafuse_llm.backends.huggingface.tree_cache import Piece, Pool, Rows, TreeForm
 from adafuse_llm.backends.logits.state import Logits, RequestLogits
 from adafuse_llm.tree.tokens import Node, TokenTree
 
@@ -33,6 +33,10 @@ class RequestState(RequestLogits):
     @property
     def unread(self) -> int:
         return self.form.unread
+
+    def drop(self) -> None:
+        if isinstance(self.form, TreeForm):
+            self.form.rows.is_spoiled = True
 
     def follow(self) -> bool:
         is_cut = super().follow()
@@ -59,6 +63,7 @@ class Passes:
         self.pieces = (PREFILL_TOKENS, PREFILL_TOKENS) if is_fast else PIECE_TOKENS
         self.token_bytes: Mapping[torch.device, int] = {}
         self._decoder = decoder
+        self._pool = Pool()
         self._windows = use_packed_attention(decoder.model) if form == "tree" else {}
 
     def new_form(self, tree: TokenTree, rows: Rows | None = None) -> TreeForm | PathForm:
@@ -72,7 +77,7 @@ class Passes:
                 pieces.append((state, state.form.plan(nodes)))
             elif nodes and isinstance(state.form, PathForm):
                 logits, tokens = state.form.extend(nodes)
-                state.learn(nodes, Logits(logits), 0)
+                state.learn(nodes, (logits, Logits(logits).total))
                 state.passes += len(tokens)
                 state.tokens += sum(tokens)
         self._run(pieces)
@@ -82,12 +87,13 @@ class Passes:
         self._run([(s, s.form.read(n)) for s, n in parts if isinstance(s.form, TreeForm)])
 
     def _run(self, pieces: Sequence[tuple[RequestState, Piece]]) -> None:
-        for batch in _batches(pieces):
-            logits, row = self._pass([piece for _, piece in batch]), 0
-            for state, piece in batch:
+        self._pool.reserve([piece for _, piece in pieces])
+        for batch in _batches(sorted(pieces, key=lambda each: in_slots(each[1]))):
+            logits = self._pass([piece for _, piece in batch])
+            parts = logits.split([len(piece.nodes) for _, piece in batch])
+            for (state, piece), part in zip(batch, parts, strict=True):
                 piece.rows.count = len(piece.positions)
-                state.learn(piece.nodes, logits, row)
-                row += len(piece.nodes)
+                state.learn(piece.nodes, part)
                 state.passes += 1
                 state.tokens += len(piece.tokens)
 

@@ -120,7 +120,10 @@ def _tolerance(decoder: Decoder) -> float:
     if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
         return TOLERANCE[model.dtype]
     tokens, other = (
-        [(step * i + first) % decoder.vocabulary_size for i in range(len(_prompts(decoder)[0]) + DEPTH)]
+        [
+            (step * i + first) % decoder.vocabulary_size
+            for i in range(len(_prompts(decoder)[0]) + DEPTH)
+        ]
         for step, first in ((7, 3), (5, 11))
     )
     parts = torch.cat([decoder.plain(tokens[: end + 1]) for end in range(len(tokens))])

@@ -5,7 +5,8 @@ Shapes: n new tokens of the request, r rows of the request; k key/value heads of
 
 from __future__ import annotations
 
-from collections import Counter
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,51 +18,106 @@ from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 FIRST_ROWS = 64
+"""Number of rows of the shortest slots. Each longer slot has twice as many as the one before it."""
+
+LONG_PIECE = 16
+"""Number of tokens above which a piece attends alone."""
+
+SLAB_ROWS = 2**14
+"""Maximum number of rows of a slab with several slots."""
+
+
+class Slab:
+    """Buffers with slots of one length, so that a pass handles the rows of many requests at once.
+
+    Attributes:
+        capacity: number of rows of a slot.
+        slots: number of slots.
+        free: the slots that no request has.
+        layers: keys and values by layer index, [k, slots, capacity, d] each.
+        flat: views of these, [k, slots * capacity, d] each.
+    """
+
+    def __init__(self, capacity: int, slots: int = 1) -> None:
+        self.capacity = capacity
+        self.slots = slots
+        self.free = list(range(slots))
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.flat: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(
+        self, index: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the buffers of a layer, which has keys and values like these, [1, k, n, d]."""
+        if index not in self.layers:
+            # zeros, because what attention masks must be a number
+            keys, values = (
+                like.new_zeros((like.shape[1], self.slots, self.capacity, like.shape[3]))
+                for like in (keys, values)
+            )
+            self._set(index, keys, values)
+        return self.layers[index]
+
+    def _set(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.layers[index] = keys, values
+        self.flat[index] = keys.flatten(1, 2), values.flatten(1, 2)
+
+    def grow(self, slots: int) -> None:
+        """Add slots, so that there are `slots`."""
+        for index, buffers in self.layers.items():
+            keys, values = (old.new_zeros((old.shape[0], slots, *old.shape[2:])) for old in buffers)
+            for new, old in zip((keys, values), buffers, strict=True):
+                new[:, : self.slots] = old
+            self._set(index, keys, values)
+        self.free += range(self.slots, slots)
+        self.slots = slots
 
 
 class Rows:
-    """The keys and values of some tokens, in buffers that grow by doubling.
+    """The keys and values of some tokens, in one slot of a slab.
 
     Attributes:
-        count: number of rows.
-        layers: keys and values by layer index, [1, k, capacity, d] each. What is at index `count`
-            and above is undefined.
+        count: number of rows. What is behind them is undefined, but finite.
+        slab: the slab; None before the first pass.
+        slot: the slot.
+        is_spoiled: whether the rows may hold NaN, so that no other request may get the slot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slab: Slab | None = None) -> None:
         self.count = 0
-        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.slab: Slab | None = None
+        self.slot = 0
+        self.is_spoiled = False
+        if slab is not None:
+            self._take(slab)
+
+    def __del__(self) -> None:
+        if self.slab is not None and not self.is_spoiled:
+            self.slab.free.append(self.slot)
+
+    def _take(self, slab: Slab) -> None:
+        self.slab, self.slot = slab, min(slab.free)  # the slots of a pass stand close together
+        slab.free.remove(self.slot)
+
+    def layers(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the keys and values of all layers, [1, k, capacity, d] each, which are views."""
+        layers = self.slab.layers.items() if self.slab else ()
+        own = slice(self.slot, self.slot + 1)
+        return {n: (k[:, own].transpose(0, 1), v[:, own].transpose(0, 1)) for n, (k, v) in layers}
 
     def tensors(self) -> list[torch.Tensor]:
-        return [tensor for layer in self.layers.values() for tensor in layer]
+        return [tensor for layer in self.layers().values() for tensor in layer]
 
-    def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of n tokens, [1, k, n, d], behind the rows of a layer.
-
-        They become rows when `count` is increased, which is after the last layer.
-
-        Returns:
-            The keys and values of all rows and of these tokens, [1, k, r, d] each.
-        """
-        start, new = self.count, keys.shape[2]
-        end = start + new
-        if layer not in self.layers:
-            self.layers[layer] = keys[:, :, :0], values[:, :, :0]
-        old = self.layers[layer]
-        if end > old[0].shape[2]:
-            old = self.layers[layer] = self._grown(old[0], end), self._grown(old[1], end)
-        old[0].narrow(2, start, new).copy_(keys)
-        old[1].narrow(2, start, new).copy_(values)
-        return old[0].narrow(2, 0, end), old[1].narrow(2, 0, end)
-
-    def _grown(self, old: torch.Tensor, end: int) -> torch.Tensor:
-        # Powers of two let the allocator reuse freed memory.
-        capacity = max(FIRST_ROWS, 1 << (end - 1).bit_length())
-        grown = old.new_empty((*old.shape[:2], capacity, old.shape[3]))
-        grown[:, :, : self.count] = old[:, :, : self.count]
-        return grown
+    def move(self, slab: Slab) -> None:
+        """Move the rows into a slot of another slab."""
+        before, layers = (self.slab, self.slot), self.layers()
+        self._take(slab)
+        for index, (keys, values) in layers.items():
+            slab.layer(index, keys, values)
+            for new, old in zip(self.layers()[index], (keys, values), strict=True):
+                new[:, :, : self.count] = old[:, :, : self.count]
+        if before[0] is not None:
+            before[0].free.append(before[1])
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """Keep the rows before `first` and then the given rows, in this order."""
@@ -74,13 +130,49 @@ class Rows:
         return self.copy(torch.arange(count))
 
     def copy(self, rows: torch.Tensor) -> Rows:
-        """Return copies of some rows, in this order."""
-        copied = Rows()
+        """Return copies of some rows, in this order, in a slab of their own."""
+        copied = Rows(Slab(max(1, len(rows))))
         copied.count = len(rows)
-        for number, (keys, values) in self.layers.items():
-            rows = to_device(rows, keys.device)
-            copied.layers[number] = keys.index_select(2, rows), values.index_select(2, rows)
+        assert copied.slab is not None
+        for index, layer in self.layers().items():
+            rows = to_device(rows, layer[0].device)
+            keys, values = (each.index_select(2, rows).transpose(0, 1) for each in layer)
+            copied.slab.layers[index] = keys, values
         return copied
+
+
+class Pool:
+    """The slabs of a member. A slab without requests is freed."""
+
+    def __init__(self) -> None:
+        self._slabs: list[weakref.ref[Slab]] = []
+
+    def reserve(self, pieces: Sequence[Piece]) -> None:
+        """Make sure that the slots of requests have room for the rows of their pieces."""
+        waiting: dict[int, list[Rows]] = defaultdict(list)
+        for piece in pieces:
+            rows, size = piece.rows, len(piece.positions)
+            if rows.slab is None or rows.slab.capacity < size:
+                waiting[max(FIRST_ROWS, 1 << (size - 1).bit_length())].append(rows)
+        for capacity, group in waiting.items():
+            for number, rows in enumerate(group):
+                rows.move(self._slab(capacity, len(group) - number))
+
+    def _slab(self, capacity: int, wanted: int) -> Slab:
+        """Return a slab with a free slot. New slots are as many as wanted, or half of the old."""
+        living = [slab for each in self._slabs if (slab := each()) is not None]
+        most = max(1, SLAB_ROWS // capacity)
+        same = [slab for slab in living if slab.capacity == capacity]
+        for slab in same:
+            if slab.free:
+                return slab
+        for slab in same:
+            if slab.slots < most:
+                slab.grow(min(most, slab.slots + max(wanted, slab.slots // 2)))
+                return slab
+        new = Slab(capacity, min(most, wanted))
+        self._slabs = [*map(weakref.ref, living), weakref.ref(new)]
+        return new
 
 
 def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
@@ -108,6 +200,11 @@ class Piece:
     visible: NDArray[np.bool_] | None
     keep: Sequence[int]
     nodes: Sequence[Node]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the piece attends alone, because padding to its size would cost too much."""
+        return len(self.tokens) > LONG_PIECE
 
     @property
     def queries(self) -> NDArray[np.int64]:

@@ -219,8 +219,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             part = batch[start : start + limit]
             logits = Logits(self._decode([entry for _, entry, _ in part], states))
             kept = [(state, node) for state, _, node in part if node is not None]
-            for row, (state, node) in enumerate(kept):
-                state.learn([node], logits, row)
+            for (state, node), own in zip(kept, logits.split([1] * len(kept)), strict=True):
+                state.learn([node], own)
             for state, tokens in Counter(state for state, _, _ in part).items():
                 state.tokens += tokens
                 state.passes += 1

@@ -5,7 +5,7 @@ Shapes: n nodes, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import torch
 
@@ -19,6 +19,13 @@ class Logits:
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
         self.total = values.logsumexp(-1, keepdim=True)
+
+    def split(self, sizes: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the logits of so many nodes each, and their logarithms."""
+        parts = self.values.split_with_sizes(list(sizes))
+        if len(parts) > 1:  # a view would keep the whole pass in memory; this is one operation
+            parts = torch._foreach_mul(parts, 1)
+        return zip(parts, self.total.split_with_sizes(list(sizes)), strict=True)
 
 
 class Written:
@@ -97,13 +104,9 @@ class RequestLogits:
             del self.rows[node]
             self.forgotten.add(node)
 
-    def learn(self, nodes: Sequence[Node], logits: Logits, start: int) -> None:
-        """Store the logits of `nodes`, which are the rows of `logits` from index `start` on."""
-        own = slice(start, start + len(nodes))
-        values = logits.values[own]
-        if len(nodes) < len(logits.values):  # a part of the tensor would keep all of it in memory
-            values = values.clone()
-        self.rows.update(zip(nodes, zip(values, logits.total[own], strict=True), strict=True))
+    def learn(self, nodes: Sequence[Node], part: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Store the logits of `nodes`, a part of `Logits.split`."""
+        self.rows.update(zip(nodes, zip(*part, strict=True), strict=True))
 
     def costs(self) -> tuple[int, int, int]:
         """Return the numbers of passes, tokens and reused tokens since the last call."""

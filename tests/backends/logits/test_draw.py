@@ -130,9 +130,9 @@ def test_ties_go_to_the_lower_token_id() -> None:
 def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
     trees = [TokenTree([number]) for number in range(8)]
     logits = Logits(torch.randn(8, 50))
-    for row, tree in enumerate(trees):
+    for row, (tree, part) in enumerate(zip(trees, logits.split([1] * 8), strict=True)):
         state = RequestLogits(tree)
-        state.learn([tree.root], logits, row)
+        state.learn([tree.root], part)
         values, total = state.rows[tree.root]
         assert values.tolist() == logits.values[row].tolist()
         assert total.tolist() == logits.total[row].tolist()
