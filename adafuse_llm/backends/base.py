@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adafuse_llm.config import GRAMMARS
 from adafuse_llm.errors import GrammarError
@@ -19,10 +19,6 @@ from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.opening import SpaceTokens
 from adafuse_llm.tree.adjustment import NOTHING, Adjustment
 from adafuse_llm.tree.tokens import Next, Node, TokenTree
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _reading_vocabulary = threading.Lock()
 
@@ -83,8 +79,8 @@ class Backend(ABC):
     - `read_piece` reads a piece of long prompts, between the queries of other requests.
     - `release` forgets a request, and `close` frees everything.
     - `cache_bytes` and `free_bytes` tell how many requests fit into the memory.
-    - `token_texts`, `has_word_ends`, `grammar_tokenizer` and `distribution` tell more about the
-      tokens. Masks, grammars and some strategies need them.
+    - `token_texts`, `has_word_ends` and `grammar_tokenizer` tell more about the tokens. Masks,
+      grammars and some strategies need them.
 
     A member without any state, which computes a node from all tokens before it:
 
@@ -274,11 +270,3 @@ class Backend(ABC):
             return GrammarVocabulary(self.name, tokenizer, texts, self.end_ids)
         except Exception as error:
             return f"{error}" or type(error).__name__
-
-    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
-        """Return the natural log of the probability of every token after a node, [vocabulary].
-
-        ``Node.allowed`` does not change it. The node must be evaluated: the method runs no forward
-        pass. Any thread may call it. Members of this package with `knows_distributions` have it.
-        """
-        raise NotImplementedError(f"member {self.name!r} has no method 'distribution'")

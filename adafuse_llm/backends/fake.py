@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.grammar.matchers import grammar_tokenizer
@@ -14,10 +14,6 @@ from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree.adjustment import NOTHING, changed
 from adafuse_llm.tree.sampling import token_codes
 from adafuse_llm.tree.tokens import Next, Node, TokenTree, is_allowed
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 END = "<end>"
 Rule = Callable[[str], Mapping[str, float]]
@@ -91,15 +87,6 @@ class FakeBackend(Backend):
             after = known.__getitem__
             results.append(_answered(query, after, self.codec.texts, self.end_ids))
         return results
-
-    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
-        import numpy as np
-
-        known = self._after(tree, node)  # this can add tokens to the vocabulary
-        whole = np.full(len(self.codec.texts), -np.inf)
-        for token, logprob in known.items():
-            whole[token] = logprob
-        return whole
 
     def cache_bytes(self, tokens: int) -> int:
         return tokens * self.bytes_per_token

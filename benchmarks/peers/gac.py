@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError
-from adafuse_llm.backends import Backend, is_allowed
+from adafuse_llm.backends import Backend, Query, is_allowed
 from adafuse_llm.strategies import (
     MemberState,
     PlayRound,
@@ -154,7 +155,14 @@ class _Ordered:
 
 def distribution(member: MemberState) -> NDArray[np.floating]:
     """Return the log-probabilities of all next tokens of a member, whose root is evaluated."""
-    return member.backend.distribution(member.tree, member.tree.root)
+    root = member.tree.root
+    allowed, root.allowed = root.allowed, None
+    query = Query(member.tree, evaluate=(root,), score=(), top=sys.maxsize)
+    (listed,) = member.backend.evaluate([query])[0].next
+    root.allowed = allowed
+    whole = np.full(max(listed.tokens) + 1, -np.inf)
+    whole[list(listed.tokens)] = listed.logprobs
+    return whole
 
 
 def check_distributions(strategy: str, members: Sequence[Backend]) -> None:

@@ -16,11 +16,7 @@ from adafuse_llm.backends.logits.readout import TokenTable, distribution, logpro
 from adafuse_llm.backends.logits.state import RequestLogits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, CachedTokens, PrefixCache
 from adafuse_llm.backends.vocabulary import Vocabulary
-from adafuse_llm.tree.tokens import Node, TokenTree
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from adafuse_llm.tree.tokens import TokenTree
 
 S = TypeVar("S", bound=RequestLogits)
 R = TypeVar("R")
@@ -99,10 +95,6 @@ class LogitsBackend(Backend, Generic[S]):
             if (state := self._taken(tree)) is not None:
                 state.follow()
                 self._keep(state)
-
-    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
-        with self._lock:
-            return distribution(tree, node)
 
     @abstractmethod
     def _new_state(self, tree: TokenTree) -> S:

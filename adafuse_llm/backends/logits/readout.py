@@ -9,11 +9,9 @@ import math
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.logits.adjust import adjusted
@@ -21,7 +19,7 @@ from adafuse_llm.backends.logits.draw import REDO, drawn, likeliest, signed
 from adafuse_llm.backends.logits.state import RequestLogits, to_device
 from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.tree.sampling import token_codes
-from adafuse_llm.tree.tokens import Next, Node, TokenTree
+from adafuse_llm.tree.tokens import Next, Node
 
 
 class TokenTable:
@@ -166,11 +164,3 @@ def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tenso
             bits = np.frombuffer(mask, np.uint8)
             row[:] = np.unpackbits(bits, count=len(row), bitorder="little")
     return logits.masked_fill(~to_device(torch.from_numpy(permitted), logits.device), -math.inf)
-
-
-def distribution(tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
-    """Return the log-probabilities of all tokens after an evaluated node, [v]."""
-    assert isinstance(tree.state, RequestLogits), "the node is not evaluated"
-    logits, _ = _changed([(tree.state, node)])
-    logprobs: NDArray[np.floating[Any]] = logits[0].log_softmax(-1).cpu().numpy()
-    return logprobs
