@@ -187,7 +187,7 @@ class _Bench:
         self.tests, self.member = tests, member
         for thing, kind in ((member, base.Backend), (member.codec, TextCodec)):
             names = [*getattr(kind, "__annotations__", ()), *dir(kind)]
-            lacks = ", ".join(each for each in names if each[0] != "_" and not hasattr(thing, each))
+            lacks = ", ".join(name for name in names if name[0] != "_" and not hasattr(thing, name))
             assert not lacks, f"the {type(thing).__name__} has no {lacks} ({kind.__name__})"
         self.codec = member.codec
         assert isinstance(member.end_ids, frozenset), "end_ids must be a frozenset"
@@ -304,8 +304,8 @@ class _Bench:
             new = replace(query, tree=tree, evaluate=(tree.root,), score=(child,))
             results += self.member.evaluate([new])
             self.member.release(tree)
-        nexts = tuple(each.next[0] for each in results[: len(query.evaluate)])
-        logprobs = tuple(each.logprobs[0] for each in results[len(query.evaluate) :])
+        nexts = tuple(result.next[0] for result in results[: len(query.evaluate)])
+        logprobs = tuple(result.logprobs[0] for result in results[len(query.evaluate) :])
         return base.QueryResult(nexts, logprobs, 0, 0)
 
     def _compare(self, query: base.Query, got: Next, want: Next) -> None:

@@ -68,7 +68,7 @@ class QueryResult:
     @property
     def has_nan(self) -> bool:
         """Whether any log-probability in the result is NaN."""
-        summaries = (value for each in self.next for value in each.values)
+        summaries = (value for summary in self.next for value in summary.values)
         return any(map(math.isnan, (*summaries, *self.logprobs)))
 
 

@@ -34,11 +34,11 @@ def context_window(config: Mapping[str, Any]) -> int | None:
     # layers of different types may have different positions (Gemma 3)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     rope = rope if isinstance(rope, Mapping) else {}
-    layers = [each for each in rope.values() if isinstance(each, Mapping)] or [rope]
+    layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
     edges = [
-        each.get(ORIGINAL) or config.get(ORIGINAL)
-        for each in layers
-        if each.get("rope_type", each.get("type")) == "longrope"
+        layer.get(ORIGINAL) or config.get(ORIGINAL)
+        for layer in layers
+        if layer.get("rope_type", layer.get("type")) == "longrope"
     ]
     windows: list[Any] = [next(filter(_is_size, map(config.get, WINDOW_ENTRIES)), None), *edges]
     return min(filter(_is_size, windows), default=None)
@@ -81,7 +81,7 @@ def file_has_template(
     folder = stored_folder(source, revision)
     if folder is None or config is None:
         return None
-    if config.get("chat_template") or any(any(folder.glob(each)) for each in TEMPLATE_FILES):
+    if config.get("chat_template") or any(any(folder.glob(pattern)) for pattern in TEMPLATE_FILES):
         return True
     # else the hub or the model's own code may have one
     return False if Path(source).is_dir() and "auto_map" not in config else None

@@ -123,10 +123,10 @@ class PrefixCache(Generic[T]):
 def _most_alike(ids: Ids, sequences: Iterable[tuple[T, Ids]]) -> tuple[T | None, int]:
     """Return the value of a sequence that shares the most first tokens, and their number."""
     best, length = None, 0
-    for value, each in sequences:
-        if length < min(len(ids), len(each)) and ids[length] == each[length]:  # else no more
-            size = min(len(ids), len(each))
-            differ = np.flatnonzero(ids[:size] != each[:size])
+    for value, cached in sequences:
+        if length < min(len(ids), len(cached)) and ids[length] == cached[length]:  # else no more
+            size = min(len(ids), len(cached))
+            differ = np.flatnonzero(ids[:size] != cached[:size])
             shared = int(differ[0]) if len(differ) else size
             if shared > length:
                 best, length = value, shared

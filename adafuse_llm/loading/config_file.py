@@ -115,7 +115,7 @@ class ConfigFile(AdaFuseConfig):
     def members(self) -> list[MemberSpec]:
         """The members to load."""
         models = self.models or tuple(map(str, member_paths()))
-        return [as_spec(each, self.revision) for each in models]
+        return [as_spec(model, self.revision) for model in models]
 
 
 def read_config(path: str | PathLike[str]) -> ConfigFile:

@@ -275,7 +275,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
     ends = [_ends(spec) for spec in specs]
     names: list[str] = []
     for spec, own in zip(specs, ends, strict=True):
-        others = {end for each in ends if each != own for end in each} | given.keys()
+        others = {end for theirs in ends if theirs != own for end in theirs} | given.keys()
         base = next((end for end in own if end not in others), own[-1])
         name, number = base, 2
         while name in names or name in given:

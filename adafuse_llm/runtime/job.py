@@ -102,7 +102,7 @@ class Job:
             state = f" while it waited for a forward pass of {names}"
         remedy = ". Allow more seconds, shorten the prompt, or lower max_new_tokens."
         problem = next(
-            (each.backend.problem for each in self.unanswered if each.backend.problem), ""
+            (member.backend.problem for member in self.unanswered if member.backend.problem), ""
         )
         return RequestTimeoutError(
             f"the request was stopped after timeout={self._timeout:g} seconds{state}"

@@ -100,14 +100,14 @@ class _Lane(threading.Thread):
     def next_batch(self) -> list[PendingQuery]:
         """Take the oldest query and all others to its backend; none if none can be evaluated."""
         # a piece of a prompt waits for some evaluations of the jobs that write
-        pending = [each for lane in self.beside for each in (*lane.waiting, *lane.batch)]
-        reading = {each.job for each in pending if each.is_reading}
-        may_read = self.passes >= READ_PATIENCE or all(each.job in reading for each in pending)
-        ready = [each for each in self.waiting if may_read or not each.is_reading]
-        self.batch = [each for each in ready if each.backend is ready[0].backend]
+        pending = [query for lane in self.beside for query in (*lane.waiting, *lane.batch)]
+        reading = {query.job for query in pending if query.is_reading}
+        may_read = self.passes >= READ_PATIENCE or all(query.job in reading for query in pending)
+        ready = [query for query in self.waiting if may_read or not query.is_reading]
+        self.batch = [query for query in ready if query.backend is ready[0].backend]
         taken = set(self.batch)
-        self.waiting = [each for each in self.waiting if each not in taken]
-        if not all(each.is_reading for each in self.batch):
+        self.waiting = [query for query in self.waiting if query not in taken]
+        if not all(query.is_reading for query in self.batch):
             for lane in self.beside:
                 lane.passes += 1
         return self.batch
@@ -123,7 +123,7 @@ _started: weakref.WeakSet[_Coordinator] = weakref.WeakSet()
 
 def _end_all_threads() -> None:
     # a thread that is inside a model's library when the interpreter ends aborts the process
-    running = [each for each in list(_started) if each.is_alive()]
+    running = [coordinator for coordinator in list(_started) if coordinator.is_alive()]
     for coordinator in running:
         coordinator.stop()
     for coordinator in running:
@@ -139,9 +139,9 @@ class Scheduler:
     """
 
     def __init__(self, backends: Sequence[Backend], runtime: RuntimeConfig) -> None:
-        self.work = dict.fromkeys((each.name for each in backends), (0, 0))
-        self._lanes = {each.name: each.lane for each in backends}
-        self._local = {each.lane for each in backends if not each.is_remote}
+        self.work = dict.fromkeys((backend.name for backend in backends), (0, 0))
+        self._lanes = {backend.name: backend.lane for backend in backends}
+        self._local = {backend.lane for backend in backends if not backend.is_remote}
         self._runtime = runtime
         self._budget = CacheBudget(runtime.cache_bytes)
         self.closed = False
@@ -326,7 +326,7 @@ class _Coordinator(threading.Thread):
     def _admit(self) -> None:
         while self._waiting and len(self.running) < self._most:
             job = next(iter(self._waiting))
-            others = [each for each in list(_started) if each is not self]
+            others = [coordinator for coordinator in list(_started) if coordinator is not self]
             elsewhere = [needs for other in others for needs in other.needs]
             if self.running and not self._budget.fits([job.needs, *self.needs], elsewhere):
                 return
@@ -379,7 +379,7 @@ class _Coordinator(threading.Thread):
         self.unfinished.discard(job)
         job.close()
         for lane in self._lanes.values():
-            lane.waiting = [each for each in lane.waiting if each.job is not job]
+            lane.waiting = [query for query in lane.waiting if query.job is not job]
         # every lane frees memory before it evaluates queries of later jobs
         for member in job.members:
             self._lane_of[member.name].work.put(partial(_release, member, self._work))
@@ -409,12 +409,12 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
     backend = batch[0].backend
     failure: BaseException
     try:
-        is_read = backend.read_piece([each.asked.query.tree for each in batch])
-        ready = [each for each, done in zip(batch, is_read, strict=True) if done]
-        queries = [each.asked.query for each in ready]
+        is_read = backend.read_piece([pending.asked.query.tree for pending in batch])
+        ready = [pending for pending, done in zip(batch, is_read, strict=True) if done]
+        queries = [pending.asked.query for pending in ready]
         results = check_results(backend.name, queries, backend.evaluate(queries)) if ready else []
-        for each, result in zip(ready, results, strict=True):
-            each.asked.member.learn(each.asked.query, result)
+        for pending, result in zip(ready, results, strict=True):
+            pending.asked.member.learn(pending.asked.query, result)
         return ["answered" if done else "reading" for done in is_read]
     except BaseException as error:  # some libraries raise BaseException; the thread must not end
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
@@ -423,7 +423,7 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
         return [failure] * len(batch)
     # evaluate every query alone, so that only the faulty ones fail
     if len(batch) > 1:
-        return [_evaluate_batch([each])[0] for each in batch]
+        return [_evaluate_batch([pending])[0] for pending in batch]
     # the drafts of a query may be to blame
     asked = batch[0].asked
     if asked.without_drafts is not None:

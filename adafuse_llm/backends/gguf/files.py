@@ -40,7 +40,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     if folder is None:
         return "gguf" in source.lower()
     if (folder / "config.json").is_file() and any(
-        each.name.endswith(WEIGHTS) for each in folder.iterdir()
+        path.name.endswith(WEIGHTS) for path in folder.iterdir()
     ):
         return False
     return bool(gguf_names(folder))

@@ -121,9 +121,9 @@ def read_facts(path: str | Path) -> GGUFFacts:
         ),
         chat_template=chat_templates(header.entries),
         cache_elements=_cache_elements(header, architecture),
-        parameters=sum(each.parameters for each in headers),
+        parameters=sum(part.parameters for part in headers),
         file_type=_file_type(header.integer("general.file_type")),
-        weight_bytes=sum(each.weight_bytes for each in headers),
+        weight_bytes=sum(part.weight_bytes for part in headers),
     )
 
 
@@ -190,7 +190,7 @@ def _cache_elements(header: _Header, architecture: str) -> int:
     most = max(heads, default=0) if isinstance(heads, tuple) else heads
     size = (header.integer(f"{architecture}.embedding_length") or 0) // (most or 1)
     sizes = (header.integer(f"{attention}.{key}_length") for key in ("key", "value"))
-    return int(total * sum(size if each is None else each for each in sizes))
+    return int(total * sum(size if known is None else known for known in sizes))
 
 
 def _file_type(number: int | None) -> str:
@@ -231,7 +231,7 @@ class _Header:
     def integers(self, key: str) -> int | tuple[int, ...] | None:
         """Return an entry that has one value, or a value for each layer."""
         value = self.entries.get(key)
-        is_list = isinstance(value, tuple) and all(isinstance(each, int) for each in value)
+        is_list = isinstance(value, tuple) and all(isinstance(part, int) for part in value)
         return value if is_list else self.integer(key)
 
 

@@ -35,13 +35,13 @@ def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
         return NOTHING
     biases = getattr(config, "sequence_bias", None) or {}
     pairs = biases.items() if isinstance(biases, Mapping) else biases
-    bad_words = [tuple(each) for each in getattr(config, "bad_words_ids", None) or ()]
+    bad_words = [tuple(ids) for ids in getattr(config, "bad_words_ids", None) or ()]
     return Adjustment(
         repetition_penalty=getattr(config, "repetition_penalty", None) or 1.0,
         no_repeat_ngram_size=getattr(config, "no_repeat_ngram_size", None) or 0,
         min_new_tokens=getattr(config, "min_new_tokens", None) or 0,
         biases=tuple((tuple(ids), max(-FORBIDDEN, min(FORBIDDEN, bias))) for ids, bias in pairs),
-        bad_words=tuple(each for each in bad_words if each not in {(end,) for end in end_ids}),
+        bad_words=tuple(ids for ids in bad_words if ids not in {(end,) for end in end_ids}),
         suppressed=_tokens(getattr(config, "suppress_tokens", None)),
         suppressed_first=_tokens(getattr(config, "begin_suppress_tokens", None)),
     )

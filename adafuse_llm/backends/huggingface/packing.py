@@ -370,7 +370,7 @@ def use_packed_attention(model: Any) -> dict[int, int]:
         type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
     ):
         raise UnsupportedModelError("some layers have no row for each token")
-    set_attentions([(each, PACKED) for each, _ in attentions_of(model)])
+    set_attentions([(config, PACKED) for config, _ in attentions_of(model)])
     return {
         index: int(layer.sliding_window)
         for index, layer in enumerate(layers)

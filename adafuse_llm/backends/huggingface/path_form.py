@@ -66,7 +66,7 @@ class PathForm:
             for layer in getattr(self._trunk, "layers", None) or ()
             for name in ("keys", "values")
         )
-        return [each for each in tensors if isinstance(each, torch.Tensor) and each.ndim == 4]
+        return [rows for rows in tensors if isinstance(rows, torch.Tensor) and rows.ndim == 4]
 
     def _advance_trunk(self) -> torch.Tensor:
         """Run the remaining committed tokens, and return the logits after the root, [1, v]."""

@@ -49,15 +49,15 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
         forms = ()
         reasons.append(f"{type(error).__name__}: {error}")
     # the first form with the expected numbers
-    for each in forms:
+    for form_name in forms:
         try:
-            passes = Passes(decoder, each)
+            passes = Passes(decoder, form_name)
             reason = _difference(_actual(decoder, passes), expected, tolerance)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
             return passes
-        reasons.append(f"{each} form: {reason}")
+        reasons.append(f"{form_name} form: {reason}")
         set_attentions(usual)
     raise UnsupportedModelError(
         f"member {name!r} ({model.config.model_type}) cannot be used in an ensemble: "

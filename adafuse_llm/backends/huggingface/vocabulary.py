@@ -21,7 +21,7 @@ class HuggingFaceVocabulary(Vocabulary):
 
     @property
     def follows_grammars(self) -> bool:
-        return not BYTE_DECODERS.isdisjoint(each["type"] for each in self._decoders())
+        return not BYTE_DECODERS.isdisjoint(decoder["type"] for decoder in self._decoders())
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
         from llguidance.hf import from_tokenizer
@@ -52,6 +52,6 @@ class HuggingFaceVocabulary(Vocabulary):
         decoder = self.tokenizer.backend_tokenizer.decoder
         pending = [] if decoder is None else [json.loads(decoder.__getstate__())]
         while pending:
-            each = pending.pop()
-            yield each
-            pending += each.get("decoders", ())
+            part = pending.pop()
+            yield part
+            pending += part.get("decoders", ())

@@ -165,7 +165,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         return super()._read(trees, others)
 
     def _run_parts(self, parts: Sequence[tuple[LlamaState, int]]) -> None:
-        self._batch = [(state, *each) for state, count in parts for each in state.read(count)]
+        self._batch = [(state, *planned) for state, count in parts for planned in state.read(count)]
         self._run()
 
     def _in_turn(self, queries: Sequence[Query]) -> list[QueryResult]:
@@ -204,7 +204,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 self._make_room(len(nodes), state)
                 below = state.uncached([node for node in nodes if node is not state.tree.root])
                 check_tokens([node.token for node in below], self.vocabulary_size)
-                self._batch += [(state, *each) for each in state.plan(below, set(nodes))]
+                self._batch += [(state, *planned) for planned in state.plan(below, set(nodes))]
             states.append(state)
         self._run()
         return states

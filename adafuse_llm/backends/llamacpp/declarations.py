@@ -157,10 +157,10 @@ def load() -> SimpleNamespace:
     else:
         try:
             native = _open(str(installed.locate_file(file)))
-            for each, (result, *arguments) in FUNCTIONS.items():
-                function = getattr(native, each)
+            for function_name, (result, *arguments) in FUNCTIONS.items():
+                function = getattr(native, function_name)
                 function.restype, function.argtypes = result, arguments
-                setattr(library, each, function)
+                setattr(library, function_name, function)
         except (OSError, AttributeError) as error:
             problem = f"its library cannot be used ({error})"
     if problem is not None:

@@ -122,7 +122,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
         raise OSError(f"exit code {code}: {cause}")
     if not code:
         return None
-    names = {-each.value: f"signal {each.name}" for each in signal.Signals}
+    names = {-known.value: f"signal {known.name}" for known in signal.Signals}
     return (
         f"llama.cpp ({' '.join(find_library())}) ended a trial process by "
         f"{names.get(code, f'exit code {code:#x}')}{cause and f' ({cause})'}"
@@ -174,7 +174,7 @@ def _check(model: Model) -> None:
         Entry(fourth, 2, [1], True),
         Entry(third, 3, [1], True),
     ]
-    line = [replace(each, sequences=[2]) for each in (*tree[:2], *tree[3:])]
+    line = [replace(entry, sequences=[2]) for entry in (*tree[:2], *tree[3:])]
     context = Context(model, cells=256, threads=1)
     try:
         several, one = context.run([*tree, *line[:3]]), context.run(line[3:])
@@ -227,9 +227,9 @@ def _render(template: str | dict[str, str]) -> None:
     turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
     function = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": function}]
-    for each, messages, given in product(templates, (turns, turns[1:]), (None, tools)):
+    for source, messages, given in product(templates, (turns, turns[1:]), (None, tools)):
         try:
-            render_jinja_template([messages], given, chat_template=each)
+            render_jinja_template([messages], given, chat_template=source)
         except MemoryError:
             raise
         except Exception as error:  # a template may raise any exception; the codec reports it

@@ -193,8 +193,9 @@ class LlamaTokenizer:
         assert template is not None, "the file has no chat template"
         if not isinstance(template, str):
             template = template["tool_use" if tools and "tool_use" in template else "default"]
+        turns = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         rendered, _ = render_jinja_template(
-            conversations=[[{k: v for k, v in each.items() if v is not None} for each in messages]],
+            conversations=[turns],
             tools=tools,
             chat_template=template,
             add_generation_prompt=add_generation_prompt,
@@ -221,7 +222,7 @@ class LlamaTokenizer:
         """
         if self.kind not in (SENTENCEPIECE, UNIGRAM):
             return
-        is_byte = [bool(each & BYTE) for each in self._attributes]
+        is_byte = [bool(attributes & BYTE) for attributes in self._attributes]
         self._byte_tokens = {
             piece[0]: i for i, piece in enumerate(self.pieces) if is_byte[i] and len(piece) == 1
         }
@@ -242,13 +243,14 @@ class LlamaTokenizer:
     def _read_added_tokens(self) -> dict[int, Any]:
         from tokenizers import AddedToken
 
-        # llama.cpp makes some control tokens, such as <|start|>, ordinary. No text may have them.
-        return {
-            token: AddedToken(text, special=not is_user_defined or bool(_CONTROL.fullmatch(text)))
-            for token, attributes in enumerate(self._attributes)
-            if attributes & (UNKNOWN | CONTROL | USER_DEFINED)
-            for text, is_user_defined in [(self._spelling(token), attributes & USER_DEFINED)]
-        }
+        tokens = {}
+        for token, attributes in enumerate(self._attributes):
+            if attributes & (UNKNOWN | CONTROL | USER_DEFINED):
+                # llama.cpp makes some control tokens, such as <|start|>, ordinary
+                text = self._spelling(token)
+                is_special = not attributes & USER_DEFINED or bool(_CONTROL.fullmatch(text))
+                tokens[token] = AddedToken(text, special=is_special)
+        return tokens
 
     def _named(self, key: str) -> int | None:
         token = self._entries.get(f"tokenizer.ggml.{key}")
@@ -283,7 +285,7 @@ class LlamaTokenizer:
                 parts.append(part)
             elif is_unigram:
                 pieces = self._unknown.split(part)
-                parts += [each.encode() if i % 2 else each for i, each in enumerate(pieces)]
+                parts += [piece.encode() if i % 2 else piece for i, piece in enumerate(pieces)]
             else:
                 ends = [0, *(match.end() for match in _LONG.finditer(part)), len(part)]
                 parts += [part[start:end] for start, end in itertools.pairwise(ends)]

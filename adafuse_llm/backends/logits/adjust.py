@@ -46,7 +46,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
     changes = [each for each, _ in rows]
     added = [each.added for each in changes]
     if any(added):
-        where, numbers = _entries(logits, added, [each.values() for each in added])
+        where, numbers = _entries(logits, added, [tokens.values() for tokens in added])
         logits.index_put_(where, numbers, accumulate=True)
     if any(each.committed for each in changes):
         is_penalized = torch.stack([own.mask(each.committed, logits) for each, own in rows])
@@ -60,7 +60,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
         torch.where(is_penalized, changed, logits, out=logits)
     taken = [each.taken for each in changes]
     if any(taken):
-        where, numbers = _entries(logits, taken, [each.values() for each in taken])
+        where, numbers = _entries(logits, taken, [tokens.values() for tokens in taken])
         logits.index_put_(where, -numbers, accumulate=True)
 
 
@@ -69,10 +69,10 @@ def _entries(
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return the indices of the rows' tokens that the logits have, and the numbers of these."""
     rows = torch.repeat_interleave(
-        torch.arange(len(tokens)), torch.tensor([len(each) for each in tokens])
+        torch.arange(len(tokens)), torch.tensor([len(ids) for ids in tokens])
     )
     ids = torch.tensor(list(chain.from_iterable(tokens)))
     values = torch.tensor(list(chain.from_iterable(numbers)), dtype=logits.dtype)
     known = ids < logits.shape[-1]
-    rows, ids, values = (to_device(each[known], logits.device) for each in (rows, ids, values))
+    rows, ids, values = (to_device(tensor[known], logits.device) for tensor in (rows, ids, values))
     return (rows, ids), values

@@ -48,7 +48,7 @@ class TokenTable:
     def word_ends(self) -> torch.Tensor:
         """Ids of the tokens that begin with whitespace or end the sequence."""
         spaces = {at for at, text in enumerate(self._vocabulary.token_texts) if text[:1].isspace()}
-        known = sorted(each for each in self._end_ids | spaces if each < self._size)
+        known = sorted(token for token in self._end_ids | spaces if token < self._size)
         return torch.tensor(known, device=self._device).long()
 
 

@@ -118,8 +118,8 @@ class RequestLogits:
 def unknown(nodes: Iterable[Node | None], known: Container[Node]) -> list[Node]:
     """Return nodes and their ancestors, up to known ones, parents before children."""
     missing: dict[Node, None] = {}
-    for each in nodes:
-        line, node = list[Node](), each
+    for start in nodes:
+        line, node = list[Node](), start
         while node is not None and node not in known and node not in missing:
             line.append(node)
             node = node.parent

@@ -95,13 +95,13 @@ class ServerApi(ABC):
 def chosen_model(server: Connection, name: str | None) -> Any:
     """Return a server's entry of a model, by default of its only one, or raise a `MemberError`."""
     listed = (server.find("/v1/models") or {}).get("data", ())
-    for each in listed:
-        if name == each["id"] or name in each.get("aliases", ()):
-            return each
+    for entry in listed:
+        if name == entry["id"] or name in entry.get("aliases", ()):
+            return entry
     if name is None and len(listed) == 1:
         return listed[0]
     problem = "runs several models" if name is None else f"has no model {name!r}"
-    names = ", ".join(each["id"] for each in listed)
+    names = ", ".join(entry["id"] for entry in listed)
     raise server.error(f"it {problem}; its models are: {names or 'none'}")
 
 

@@ -197,7 +197,7 @@ class ServerBackend(Backend):
             return False
         self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
         # whether regular expressions permit what they should, of likely tokens and of others
-        spread = (each[:: max(1, math.ceil(len(each) / SAMPLED))] for each in (permitted, others))
+        spread = (ids[:: max(1, math.ceil(len(ids) / SAMPLED))] for ids in (permitted, others))
         sample = set(self._fingerprint).union(*spread)
         prompt = self._probe()
         prompt.given, prompt.word_end = sample | self._word_ends, True

@@ -174,15 +174,15 @@ def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str,
 
 def _ordered(answer: Any) -> list[Any]:
     # the answer to a single prompt is no list
-    return sorted(answer if isinstance(answer, list) else [answer], key=lambda each: each["index"])
+    return sorted(answer if isinstance(answer, list) else [answer], key=lambda one: one["index"])
 
 
 def _listed(answer: Any) -> dict[int, float]:
     (first,) = answer["completion_probabilities"]
-    return {each["id"]: finite(each["logprob"]) for each in first["top_logprobs"]}
+    return {token["id"]: finite(token["logprob"]) for token in first["top_logprobs"]}
 
 
 def _after_biases(answer: Any) -> dict[int, float]:
     """Return probabilities after biases; none if the server drew a part of a character."""
     (first,) = answer.get("completion_probabilities") or [{"top_probs": ()}]
-    return {each["id"]: each["prob"] for each in first["top_probs"]}
+    return {token["id"]: token["prob"] for token in first["top_probs"]}

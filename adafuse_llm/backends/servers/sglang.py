@@ -52,7 +52,7 @@ class SglangApi(ServerApi):
             "token_ids_logprob": [sorted(prompt.given) for prompt in asked],
             "return_text_in_logprobs": False,
         }
-        answers = [each["meta_info"] for each in server.post("/generate", body)]
+        answers = [answer["meta_info"] for answer in server.post("/generate", body)]
         for prompt, answer in zip(prompts, answers, strict=False):
             if prompt.top:
                 prompt.listed = _logprobs(answer["output_top_logprobs"][0])

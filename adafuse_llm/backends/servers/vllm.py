@@ -131,6 +131,6 @@ def _body(model: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def _distributions(answer: Any) -> Iterator[dict[int, float]]:
-    for choice in sorted(answer["choices"], key=lambda each: each["index"]):
+    for choice in sorted(answer["choices"], key=lambda choice: choice["index"]):
         (listed,) = choice["logprobs"]["top_logprobs"]
         yield {int(key.removeprefix("token_id:")): finite(value) for key, value in listed.items()}
