@@ -15,11 +15,7 @@ _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakK
 
 
 def after_fork(renew: Callable[[], None]) -> None:
-    """Call a bound method now, and in every child process that is forked while its object exists.
-
-    Args:
-        renew: the bound method. An object can register only one method.
-    """
+    """Call a bound method, one of an object, now and in every forked child process."""
     renew()
     _renewals[renew.__self__] = renew.__func__  # type: ignore[attr-defined]  # a bound method
 

@@ -49,7 +49,7 @@ def check_results(
 
 
 def _faults(queries: Sequence[Query], results: Sequence[QueryResult]) -> Iterator[str]:
-    """Yield faults of results. Only the first counts: later lines rely on its absence."""
+    # only the first fault counts: later lines rely on its absence
     if len(results) != len(queries):
         yield f"{len(results)} results for {len(queries)} queries"
     for query, result in zip(queries, results, strict=True):

@@ -1,12 +1,10 @@
 """What members keep of finished requests, so that later requests that begin alike read less.
 
-When a request ends, its backend keeps what it computed for the committed tokens: the Hugging Face
-backend a copy of their key/value rows, llama.cpp the cells of their sequence. A new request starts
-with the kept or running sequence that shares the most first tokens with its prompt, if these are at
-least `MIN_SHARED` (``QueryResult.reused``). It waits while another request reads tokens that it can
-reuse (`PrefixCache.late`).
-
-A look-up compares with each of the sequences, of which there are some ten to some hundred.
+When a request ends, its backend keeps what it computed for the committed tokens: key/value rows of
+transformers, or the cells of their sequence in llama.cpp. A new request starts with the kept or
+running sequence that shares the most first tokens with its prompt, `MIN_SHARED` or more
+(``QueryResult.reused``). It waits while another request reads tokens that it can reuse. A look-up
+compares with all sequences, of which there are some ten to some hundred.
 """
 
 from __future__ import annotations

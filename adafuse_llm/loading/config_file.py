@@ -43,7 +43,7 @@ CODE_FIELDS = ("trust_remote_code", "allow_pickle")
 """Settings of members that allow code to run."""
 
 LOADING = ("strategy", "dtype", "device_map", "revision")
-"""Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
+"""Names that a file may set besides ``models`` and the options of `AdaFuseConfig`."""
 
 SECTIONS: Final[Mapping[str, type[Options]]] = {"runtime": RuntimeConfig, "serving": ServerConfig}
 

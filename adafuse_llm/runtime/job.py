@@ -21,7 +21,7 @@ class Job:
 
     Args:
         members: the state of every active backend.
-        needs: maximum bytes that the job holds on each device.
+        needs: maximum bytes that the job holds, by device.
         steps: the computation. It yields `Ask` objects, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set, or raises an error.
         cancel: flag that the caller sets to end the job with its result so far.

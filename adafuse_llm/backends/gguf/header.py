@@ -62,9 +62,8 @@ class GGUFFacts:
         warnings: what makes the answers of the model worse.
         chat_template: the chat template as Jinja text, several templates by name, or None.
         cache_elements: number of elements of the keys and values of a token, in all layers.
-        parameters: number of weights.
+        parameters, weight_bytes: number of weights, and their size.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
-        weight_bytes: size of the weights in bytes.
     """
 
     files: tuple[Path, ...]
@@ -128,7 +127,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
 
 
 def read_entries(path: str | Path) -> Mapping[str, Any]:
-    """Return the entries of a GGUF file's header, without long arrays (`read_facts`)."""
+    """Return the entries of a GGUF file's header, without long arrays."""
     return _read_header(Path(path)).entries
 
 

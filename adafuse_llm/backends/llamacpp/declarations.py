@@ -1,8 +1,7 @@
 """The functions and structures of llama.cpp that GGUF members use, as one build declares them.
 
-llama.cpp changes its structures often, and its library does not tell its build. So `load` takes the
-library from an exact version of a package, and a test compares default values with their places.
-CONTRIBUTING.md says how to move to another build.
+llama.cpp changes its structures often, and its library does not tell its build. So `load` takes an
+exact version of a package. CONTRIBUTING.md says how to move to another build.
 """
 
 from __future__ import annotations

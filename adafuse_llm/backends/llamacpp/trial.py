@@ -1,10 +1,9 @@
 """Try each new GGUF file in a child process, before this one loads it.
 
-Native code can end its process: on a processor whose instructions it needs and does not find, by a
-defect of one of its kernels, or because of what a file holds. A chat template can run without end
-or fill the memory. So a child process renders the template, loads the file with the settings of the
-member, and evaluates a few tokens. That it survives is remembered in the user's cache folder, for
-each library, machine, settings and file.
+Native code can end its process: on a processor that lacks an instruction, by a defect of a kernel,
+or because of what a file holds. A chat template can run without end or fill the memory. So a child
+process renders the template, loads the file with the settings of the member, and evaluates a few
+tokens. The user's cache folder remembers what survives, by library, machine, settings and file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Members that an inference server runs: vLLM, SGLang or llama-server.
 
-api           what a backend asks a server, and what it gets
+api           questions about distributions, and their answers
 connection    HTTP calls to one server: keys, time limits, repetition
 vllm          the API of vLLM
 sglang        the API of SGLang

@@ -1,4 +1,4 @@
-"""What a backend asks a server, and what it gets."""
+"""Questions about the distributions of a model on a server, and their answers."""
 
 from __future__ import annotations
 
