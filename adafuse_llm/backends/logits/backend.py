@@ -7,16 +7,16 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.backends.logits.readout import TokenTable, distribution, logprobs, read
+from adafuse_llm.backends.logits.readout import TokenTable, logprobs, read
 from adafuse_llm.backends.logits.state import RequestLogits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, CachedTokens, PrefixCache
 from adafuse_llm.backends.vocabulary import Vocabulary
-from adafuse_llm.tree.tokens import TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 S = TypeVar("S", bound=RequestLogits)
 R = TypeVar("R")
