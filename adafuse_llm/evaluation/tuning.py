@@ -37,7 +37,7 @@ from adafuse_llm.evaluation.confidence import Reliability, calibrate
 from adafuse_llm.evaluation.exact_match import Metric, load_metric
 from adafuse_llm.evaluation.files import is_lost, put, read_lines
 from adafuse_llm.evaluation.parallel import in_order
-from adafuse_llm.report.page import count
+from adafuse_llm.report.styles import count
 from adafuse_llm.strategies.base import Strategy
 
 __all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]

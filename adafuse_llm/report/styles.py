@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from adafuse_llm.summary import Summary
 from adafuse_llm.text.reasoning import split_reasoning
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 
 MARKS = "●■▲◆★▼○□△◇☆▽"
 
+STROKES = ("solid", "dashed", "dotted", "double")
+"""Line styles below spans on a page. They distinguish members without color."""
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -28,6 +32,7 @@ class Shared:
     mark: str
     stroke: str
     name: str
+    variable = "var(--quiet)"
 
     def __str__(self) -> str:
         return f"{self.mark} {self.name}"
@@ -59,10 +64,13 @@ def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Look:
-    """The look of one member: its name, its number from 0, a color and a mark."""
+    """The look of one member: its name, its number from 0, a color, a mark and a line."""
 
     name: str
     number: int
+
+    def __str__(self) -> str:
+        return f"{self.mark} {self.name}"
 
     @property
     def color(self) -> str:
@@ -74,6 +82,16 @@ class Look:
         """The member's mark: one of `MARKS`, with a number if there are more members than marks."""
         turn, place = divmod(self.number, len(MARKS))
         return MARKS[place] + (str(turn + 1) if turn else "")
+
+    @property
+    def stroke(self) -> str:
+        """The line below the member's spans on a page, one of `STROKES`."""
+        return STROKES[self.number % len(STROKES)]
+
+    @property
+    def variable(self) -> str:
+        """The CSS variable with the member's color on a page."""
+        return f"var(--color-{self.number % len(COLORS)})"
 
 
 def looks(members: Sequence[str]) -> dict[str, Look]:
@@ -94,19 +112,37 @@ def heading(place: int, generation: Generation) -> str:
     return " · ".join([f"Response {place + 1} of {len(every)}", *seed])
 
 
-def facts(generation: Generation) -> list[str]:
-    """Return the end of the summary: what wrote the response, how sure it is, and how it ended."""
+def count(number: int, thing: str) -> str:
+    """Format a number with its noun: ``1 word``, ``2 words``."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def summary(generation: Generation, seconds: float | None = None) -> list[str]:
+    """Return the figures of a response, what wrote it, how sure it is, and how it ended.
+
+    `seconds` defaults to the time of the rounds.
+    """
+    rounds = generation.rounds
+    totals = Summary.of(rounds)
+    parts = [count(totals.rounds, "round")]
+    if totals.forced:
+        parts[0] += f", {totals.forced} forced"
+    free = totals.words_per_round
+    words = sum(size * times for size, times in free.items())
+    parts.append(f"{words / max(1, sum(free.values())):.1f} words per round")
+    agreed = [each for decided in rounds if (each := decided.is_unanimous) is not None]
+    if agreed:
+        parts.append(f"all agreed in {sum(agreed)} of {len(agreed)} where several proposed")
+    parts.append(f"{totals.seconds if seconds is None else seconds:.1f} s")
     known = {
         "strategy": generation.strategy or None,
         "log-probability": None if generation.logprob is None else f"{generation.logprob:.1f}",
         "confidence": None if generation.confidence is None else percent(generation.confidence),
         "seed": generation.seed,
     }
-    shown = [f"{name} {value}" for name, value in known.items() if value is not None]
-    ending = ENDINGS[generation.finish_reason]
-    if generation.finish_reason == "stop" and generation.rounds and generation.rounds[-1].forced:
-        ending = "ended by the grammar"
-    return [*shown, ending]
+    parts += [f"{name} {value}" for name, value in known.items() if value is not None]
+    by_grammar = generation.finish_reason == "stop" and rounds and rounds[-1].forced
+    return [*parts, "ended by the grammar" if by_grammar else ENDINGS[generation.finish_reason]]
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:

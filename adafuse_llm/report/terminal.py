@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
@@ -13,7 +11,6 @@ from rich.text import Text
 
 from adafuse_llm.report import styles
 from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Shared, printable
-from adafuse_llm.summary import Summary
 
 if TYPE_CHECKING:
     from adafuse_llm.results import Candidate, Generation, Round
@@ -158,24 +155,9 @@ class Display:
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
         """Return the cost of a decode in one line. `seconds` defaults to the time of the rounds."""
-        if seconds is None:
-            seconds = sum(decided.elapsed for decided in generation.rounds)
-        rounds = generation.rounds
-        summary = Summary.of(rounds)
-        agreed = [each for decided in rounds if (each := decided.is_unanimous) is not None]
-        joint = f"{len(agreed)} where several proposed"
-        words = Counter(summary.words_per_round)
         passes = generation.usage.forward_passes
-        parts = [
-            f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}"
-            + (f", {summary.forced} forced" if summary.forced else ""),
-            f"{fmean(words.elements()) if words else 0:.1f} words per round",
-            *([f"all agreed in {sum(agreed)} of {joint}"] if agreed else []),
-            f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
-            f"{seconds:.1f} s",
-            *styles.facts(generation),
-        ]
-        return Text(printable(" · ".join(parts)), "dim")
+        cost = f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}"
+        return Text(printable(" · ".join([*styles.summary(generation, seconds), cost])), "dim")
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from adafuse_llm.report import styles
-from adafuse_llm.report.page import STROKES, palette
+from adafuse_llm.report.page import PALETTE
 
 STATIC = Path(__file__).parent / "static"
 
@@ -59,7 +59,7 @@ def page() -> str:
 
     looks = {
         "marks": styles.MARKS,
-        "strokes": STROKES,
+        "strokes": styles.STROKES,
         "colors": len(styles.COLORS),
         "endings": styles.ENDINGS,
         "meanings": styles.MEANINGS,
@@ -69,7 +69,7 @@ def page() -> str:
         },
     }
     parts = {
-        "/* style */": palette() + read("page.css"),
+        "/* style */": PALETTE + read("page.css"),
         "/* looks */": json.dumps(looks),
         "/* library */": read(LIBRARY),
         "/* script */": "".join(map(read, SCRIPTS)),

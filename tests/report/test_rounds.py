@@ -108,7 +108,7 @@ def test_forced_text_is_shown_as_such() -> None:
     for part in ("= all agree", JSON.text, "4 rounds, 2 forced", "all agreed in 1 of 2"):
         assert part in shown
     assert made.count("No member proposed or scored it") == 2
-    for part in ("4 rounds · 2 forced · 5 words", "ended at a length limit"):
+    for part in ("4 rounds, 2 forced", "all agreed in 1 of 2", "ended at a length limit"):
         assert part in made
     free = generation(*JSON.rounds[1:3])
     assert "forced" not in printed(free)
