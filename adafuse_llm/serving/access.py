@@ -5,7 +5,6 @@ These are ASGI middlewares. They answer errors in the form of OpenAI's API.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import logging
@@ -15,6 +14,7 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -87,7 +87,7 @@ def middlewares(
         )
     chosen = [Middleware(AccessLog, prefix=config.root_path, count=count, counted=counted)]
     if config.allowed_hosts:
-        chosen.append(Middleware(HostCheck, hosts=config.allowed_hosts))
+        chosen.append(Middleware(Check, refusal=partial(_unknown_host, config.allowed_hosts)))
     if config.cors_origins:
         chosen.append(
             Middleware(
@@ -99,7 +99,9 @@ def middlewares(
                 expose_headers=("X-Request-ID", "Retry-After", HEADER),
             )
         )
-    return [*chosen, *[Middleware(KeyCheck, keys=api_keys)] * bool(api_keys)]
+    if api_keys:
+        chosen.append(Middleware(Check, refusal=partial(_wrong_key, api_keys)))
+    return chosen
 
 
 class AccessLog:
@@ -126,10 +128,11 @@ class AccessLog:
             scope = {**scope, "root_path": self._prefix}
         prefix = scope.get("root_path", "")  # where another application or a proxy shows the server
         path = re.sub("/{2,}", "/", scope["path"])
-        size = len(prefix) * path.startswith(prefix) + 1  # with the slash of the page
-        scope = {**scope, "path": path[:size] + path[size:].rstrip("/")}
-        given = Headers(scope=scope).get("x-request-id", "")
-        call = ServedRequest(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+        if path != f"{prefix}/":  # which is the page
+            path = path.rstrip("/")
+        scope = {**scope, "path": path}
+        chosen = Headers(scope=scope).get("x-request-id", "")
+        call = ServedRequest(chosen if REQUEST_ID.fullmatch(chosen) else uuid.uuid4().hex)
         CURRENT_REQUEST.set(call)
         status, is_complete = 0, False
 
@@ -156,7 +159,7 @@ class AccessLog:
         finally:
             outcome = call.outcome or (outcome_of(status) if is_complete else "cancelled")
             seconds = time.perf_counter() - call.started
-            path, client = scope["path"].removeprefix(prefix), scope.get("client")
+            path, client = path.removeprefix(prefix), scope.get("client")
             is_quiet = path in PROBES or (path == "/metrics" and outcome == "ok")
             logger.log(
                 logging.DEBUG if is_quiet else logging.INFO,
@@ -173,66 +176,53 @@ class AccessLog:
                 self._count(path, outcome, seconds)
 
 
-class HostCheck:
-    """Refuses requests for other host names, such as those of other sites' pages.
+class Check:
+    """Answers the requests for which `refusal` returns an error. Probes always pass.
 
-    A host ``*.example.org`` stands for all names with this end.
+    `refusal` gets the path below the prefix, and the headers.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self.app = app
-        self._hosts = [each.lower().strip("[]") for each in hosts]
+    def __init__(self, app: ASGIApp, refusal: Callable[[str, Headers], ApiError | None]) -> None:
+        self.app, self._refusal = app, refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request. Probes may use any name."""
-        given = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
-        try:
-            name = urlsplit(f"//{given}").hostname or ""
-        except ValueError:
-            name = ""
-        if (
-            scope["type"] != "http"
-            or _below(scope) in PROBES
-            or name in self._hosts
-            or any(host[0] == "*" and name.endswith(host[1:]) for host in self._hosts)
-        ):
-            await self.app(scope, receive, send)
-            return
-        message = (
-            f"this server does not answer to the host name {given[:100]!r}. Use one of its own "
-            "names, or start it with this one: -o allowed_hosts=NAME"
-        )
-        logger.warning("request %s is refused: %s", CURRENT_REQUEST.get().id, message)
-        await ApiError(400, message, code="unknown_host").response()(scope, receive, send)
+        """Serve a request, or refuse it."""
+        error = None
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            error = None if path in PROBES else self._refusal(path, Headers(scope=scope))
+        await (self.app if error is None else error.response())(scope, receive, send)
 
 
-class KeyCheck:
-    """Refuses requests without a valid key in the header ``Authorization: Bearer KEY``.
+def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
+    """Refuse other host names, such as those of other sites' pages. ``*.a.org`` fits ``b.a.org``."""
+    sent = headers.get("host", "")
+    try:
+        name = urlsplit(f"//{sent}").hostname or ""
+    except ValueError:
+        name = ""
+    for host in hosts:
+        if name == host.lower().strip("[]") or (host[0] == "*" and name.endswith(host[1:].lower())):
+            return None
+    message = (
+        f"this server does not answer to the host name {sent[:100]!r}. Use one of its own "
+        "names, or start it with this one: -o allowed_hosts=NAME"
+    )
+    logger.warning("request %s is refused: %s", CURRENT_REQUEST.get().id, message)
+    return ApiError(400, message, code="unknown_host")
 
-    The time that this takes does not depend on the keys.
-    """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self.app = app
-        self._digests = list(map(_digest, keys))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request. Probes and the page need no key."""
-        if scope["type"] != "http" or _below(scope) in PROBES | {"", "/"}:
-            await self.app(scope, receive, send)
-            return
-        header = Headers(scope=scope).get("authorization", "")
-        scheme, _, key = header.partition(" ")
-        given = _digest(key.strip())
-        matches = sum([hmac.compare_digest(given, digest) for digest in self._digests])
-        if matches and scheme.lower() == "bearer":
-            await self.app(scope, receive, send)
-            return
-        problem = "the API key is not valid." if header else "the request has no API key."
-        message = f"{problem} Send the header 'Authorization: Bearer KEY'."
-        headers = {"WWW-Authenticate": "Bearer"}
-        error = ApiError(401, message, code="invalid_api_key", headers=headers)
-        await error.response()(scope, receive, send)
+def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | None:
+    """Refuse requests without the header ``Authorization: Bearer KEY``. The page needs no key."""
+    header = headers.get("authorization", "")
+    scheme, _, key = header.partition(" ")
+    # all keys are compared, so that the time does not depend on the first one that fits
+    fits = [hmac.compare_digest(key.strip().encode(), known.encode()) for known in keys]
+    if path in ("", "/") or (any(fits) and scheme.lower() == "bearer"):
+        return None
+    problem = "the API key is not valid." if header else "the request has no API key."
+    message = f"{problem} Send the header 'Authorization: Bearer KEY'."
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 async def read_body(request: Request, config: ServingConfig) -> bytes:
@@ -270,11 +260,3 @@ async def read_body(request: Request, config: ServingConfig) -> bytes:
         text = json.dumps(body.decode(errors="replace"))
         logger.info("request=%s body=%s", CURRENT_REQUEST.get().id, text)
     return bytes(body)
-
-
-def _below(scope: Scope) -> str:
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
