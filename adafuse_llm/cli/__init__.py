@@ -9,13 +9,11 @@ Importing this package loads neither torch nor transformers.
 from __future__ import annotations
 
 import argparse
-import codecs
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from string import ascii_uppercase
 from typing import TYPE_CHECKING, Final
 
 from adafuse_llm import __version__
@@ -43,12 +41,11 @@ def main() -> None:
     # Imports and loading create more than 600,000 objects, almost all of which stay. To visit them
     # again and again would take a third of the CPU time of `adafuse ask` with embedded members.
     gc.disable()
-    codecs.register_error("letters", _letters)
-    for name, errors in (("stdin", "replace"), ("stdout", "letters"), ("stderr", "letters")):
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # it is closed
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: PTH123, SIM115
         if hasattr(stream := getattr(sys, name), "reconfigure"):
-            stream.reconfigure(errors=errors)
+            stream.reconfigure(errors="replace")
     try:
         sys.exit(run(sys.argv[1:]))
     except ImportError as error:  # only of a command's module
@@ -81,16 +78,6 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
     parser.parse_args(arguments or ["--help"])
     return 0
-
-
-def _letters(error: UnicodeError) -> tuple[str, int]:
-    """Return letters for the members' marks, and "?" for others that an encoding lacks."""
-    from adafuse_llm.report.styles import MARKS
-
-    assert isinstance(error, UnicodeEncodeError)
-    found = error.object[error.start : error.end]
-    letters = dict(zip(MARKS, ascii_uppercase, strict=False))
-    return "".join(letters.get(each, "?") for each in found), error.end
 
 
 def load(name: str) -> Command:
