@@ -147,8 +147,7 @@ def share(hits: int, total: int) -> Score:
 
 def _lowest_share(hits: int, total: int) -> float:
     """Return the share of which `hits` or more are seen in 2.5 % of all cases, by bisection."""
-    counts = np.arange(hits, total + 1)
-    ways = np.array([_log_ways(total, n) for n in range(hits, total + 1)])
+    counts, ways = np.arange(hits, total + 1), _log_ways(total)[hits:]
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
         p = (low + high) / 2
@@ -157,9 +156,11 @@ def _lowest_share(hits: int, total: int) -> float:
     return low
 
 
-def _log_ways(total: int, count: float) -> float:
-    """Return the logarithm of the number of ways to choose `count` of `total`."""
-    return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
+def _log_ways(total: int) -> NDArray[np.float64]:
+    """Return the logarithms of the numbers of ways to choose 0, 1, ... of `total`, [total + 1]."""
+    factorials = np.append(0.0, np.cumsum(np.log(np.arange(1, total + 1))))
+    ways: NDArray[np.float64] = factorials[-1] - factorials - factorials[::-1]
+    return ways
 
 
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
@@ -170,26 +171,27 @@ def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     """
     if not wins and not losses:
         return -unseen(ties), unseen(ties)
-    tail = 0.025 - 0.5 ** (wins + losses + ties)
-    if tail <= 0:
+    empty = 0.5 ** (wins + losses + ties)
+    if empty >= 0.025:
         return -1.0, 1.0
-    (won, of_won), (lost, of_lost), (tied, of_tied) = map(_sizes, (wins, losses, ties))
+    won, lost = np.arange(wins + 1), np.arange(losses + 1)
+    of_won, of_lost, of_tied = (
+        np.exp(_log_ways(count) - count * math.log(2)) for count in (wins, losses, ties)
+    )
     gained, size = np.subtract.outer(won, lost), np.add.outer(won, lost)
     weights = np.outer(of_won, of_lost)
-    fewer = np.append(0.0, np.cumsum(of_tied))  # probability of each number of ties, and of fewer
-    empty = 0.0 if won[0] or lost[0] or tied[0] else 0.5 ** (wins + losses + ties)
+    fewer = np.append(0.0, np.cumsum(of_tied))  # probability of fewer ties than 0, 1, ...
 
     def at_most(difference: float) -> float:
         """Return the probability of the subsets, but the empty one, with no larger difference."""
         if not difference:
             return float(weights[gained <= 0].sum()) - empty
         ties_at_equality = gained / difference - size
-        if difference > 0:
-            places = np.ceil(ties_at_equality).astype(int) - tied[0]
-            share_of_ties = fewer[-1] - fewer[np.clip(places, 0, len(tied))]
-        else:
-            places = np.floor(ties_at_equality).astype(int) - tied[0] + 1
-            share_of_ties = fewer[np.clip(places, 0, len(tied))]
+        if difference > 0:  # this many ties or more
+            least = np.clip(np.ceil(ties_at_equality).astype(int), 0, ties + 1)
+            share_of_ties = fewer[-1] - fewer[least]
+        else:  # this many or fewer
+            share_of_ties = fewer[np.clip(np.floor(ties_at_equality).astype(int) + 1, 0, ties + 1)]
         return float((weights * share_of_ties).sum()) - empty
 
     def first(reaches: Callable[[float], bool]) -> float:
@@ -199,16 +201,6 @@ def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
             low, high = (low, middle) if reaches(at_most(middle)) else (middle, high)
         return round(high, 13)
 
+    tail = 0.025 - empty
     most = at_most(1.0) - tail
     return first(lambda below: below >= tail), first(lambda below: below > most)
-
-
-def _sizes(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the sizes of random subsets of `count` questions, and the probability of each.
-
-    Sizes so rare that they do not matter are left out.
-    """
-    reach = 4 * math.sqrt(count) + 1
-    sizes = np.arange(max(0, math.floor(count / 2 - reach)), min(count, count / 2 + reach) + 1)
-    logs = [_log_ways(count, n) for n in sizes]
-    return sizes.astype(np.int64), np.exp(np.array(logs) - count * math.log(2))
