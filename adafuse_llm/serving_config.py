@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -29,15 +30,10 @@ REFUSED: Final = {
 """Options of `AdaFuseConfig` that a server refuses as defaults, with the reason."""
 
 
-def _fit(pattern: str, message: str) -> AfterValidator:
-    """Return the check that texts have a form."""
-
-    def check(texts: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(re.fullmatch(pattern, text, re.IGNORECASE) for text in texts):
-            raise ValueError(message)
-        return texts
-
-    return AfterValidator(check)
+def _fit(pattern: str, message: str, texts: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(re.fullmatch(pattern, text, re.IGNORECASE) for text in texts):
+        raise ValueError(message)
+    return texts
 
 
 def _root_path(text: str) -> str:
@@ -49,21 +45,17 @@ def _root_path(text: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(one_or_many)]
-Hosts = Annotated[
-    Names,
-    _fit(
-        r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?|\[?[\da-f:.]*:[\da-f:.]*\]?",
-        "each host must be a name or an address without scheme and port, such as llm.example.org "
-        "or *.example.org",
-    ),
-]
-Origins = Annotated[
-    Names,
-    _fit(
-        r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+",
-        "each origin must have a scheme and a host, and no path, such as https://app.example.org",
-    ),
-]
+_hosts = partial(
+    _fit,
+    r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?|\[?[\da-f:.]*:[\da-f:.]*\]?",
+    "each host must be a name or an address without scheme and port, such as llm.example.org "
+    "or *.example.org",
+)
+_origins = partial(
+    _fit,
+    r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+",
+    "each origin must have a scheme and a host, and no path, such as https://app.example.org",
+)
 
 
 class ServingConfig(Options):
@@ -71,14 +63,14 @@ class ServingConfig(Options):
 
     served_model_name: str = Field(default="adafuse", min_length=1)
     """Name of the ensemble in requests. The members have their own names."""
-    allowed_hosts: Hosts = ()
+    allowed_hosts: Annotated[Names, AfterValidator(_hosts)] = ()
     """Host names that requests may be sent to, without ports, such as llm.example.org or
     *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows
     localhost, 127.0.0.1 and [::1]. Default elsewhere: any."""
     root_path: Annotated[str, AfterValidator(_root_path)] = ""
     """Path at which a proxy shows the server, such as /adafuse, if the proxy leaves it in the paths
     of requests. Default: none."""
-    cors_origins: Origins = ()
+    cors_origins: Annotated[Names, AfterValidator(_origins)] = ()
     """Origins whose pages may use the server from a browser, such as https://app.example.org.
     Default: none but the server's own page."""
     allowed_strategies: Names = ()
