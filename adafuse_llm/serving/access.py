@@ -26,7 +26,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.serving.bodies import HEADER
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving_config import KEY, ServingConfig
 
@@ -96,7 +95,7 @@ def middlewares(
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
                 allow_private_network=True,
-                expose_headers=("X-Request-ID", "Retry-After", HEADER),
+                expose_headers=("X-Request-ID", "Retry-After"),
             )
         )
     if api_keys:
@@ -195,7 +194,7 @@ class Check:
 
 
 def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
-    """Refuse other host names, such as those of other sites' pages. ``*.a.org`` fits ``b.a.org``."""
+    """Refuse other names, such as those of pages of other sites. A host ``*.b.c`` fits ``a.b.c``."""
     sent = headers.get("host", "")
     try:
         name = urlsplit(f"//{sent}").hostname or ""

@@ -144,12 +144,12 @@ async def _complete(
             limit=limit,
         )
         if not asked.body.stream or extension.texts is not None:
-            return await sse.unless_disconnected(request.receive, _whole(service, asked, opened))
+            return await sse.unless_disconnected(request.receive, _whole(service, opened))
         parts = _parts(service, asked, opened)
         first = await sse.unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    return sse.StreamResponse(first, parts, bodies.warnings_header(asked.ignored.warnings))
+    return sse.StreamResponse(first, parts)
 
 
 def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) -> None:
@@ -233,7 +233,7 @@ def _with_variables(
     return {**options, "chat_template_kwargs": given} if given else options
 
 
-async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) -> Response:
+async def _whole(service: Service, opened: Opened) -> Response:
     async with opened as (run, writer):
         done: dict[int, Any] = {
             index: result
@@ -241,8 +241,7 @@ async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) 
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
     results = [done[index] for index in range(run.size)]
-    response = await anyio.to_thread.run_sync(writer.response, results)  # it may count tokens
-    return JSONResponse(response, headers=bodies.warnings_header(asked.ignored.warnings))
+    return JSONResponse(await anyio.to_thread.run_sync(writer.response, results))  # it may count
 
 
 async def _parts(
@@ -298,13 +297,17 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
     tokens, window = await sse.unless_disconnected(request.receive, service.result(encode))
     member = max(tokens, key=lambda name: len(tokens[name]))
-    answer = {
-        "count": len(tokens[member]),
-        "max_model_len": window,
-        "tokens": tokens[member],
-        EXTENSION: {"member": member, "tokens": tokens},
-    }
-    return JSONResponse(answer, headers=bodies.warnings_header(asked.ignored.warnings))
+    extension: dict[str, Any] = {"member": member, "tokens": tokens}
+    if asked.ignored.warnings:
+        extension["warnings"] = asked.ignored.warnings
+    return JSONResponse(
+        {
+            "count": len(tokens[member]),
+            "max_model_len": window,
+            "tokens": tokens[member],
+            EXTENSION: extension,
+        }
+    )
 
 
 async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:

@@ -73,11 +73,8 @@ OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - 
 SIMILARITY = 0.8
 """Lowest similarity of a suggested field. With less, ``stream`` is suggested for ``store``."""
 
-HEADER = "X-AdaFuse-Warnings"
-"""The header with the warnings that are known before the response begins."""
-
-MAX_HEADER, MAX_WARNINGS = 2000, 32
-"""Maximum characters of this header, and maximum number of ignored fields that are named."""
+MAX_WARNINGS = 32
+"""Maximum number of ignored fields that are named."""
 
 
 @dataclass
@@ -102,13 +99,6 @@ class Ignored:
             raise refused(name, reason)
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
-
-
-def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
-    """Return warnings as a header, in ASCII; nothing if there are none."""
-    text = " ".join("; ".join(warnings).split())
-    shown = text.encode("ascii", "backslashreplace").decode()[:MAX_HEADER].rstrip()
-    return {HEADER: shown} if shown else {}
 
 
 def refused(name: str, reason: str, value: object = None) -> ApiError:
@@ -270,8 +260,8 @@ class ServedRequest:
 
     body: Body
     ignored: Ignored
-    options: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any]
+    given: dict[str, str]
     enforce: bool | Literal["auto"] = "auto"
     prompts: Sequence[str] = ()
     conversation: Conversation | None = None
@@ -279,35 +269,6 @@ class ServedRequest:
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
     echoed: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        extension, fields = self.body.adafuse, self.body.model_extra or {}
-        self.enforce = extension.enforce
-        for name, value in (extension.model_extra or {}).items():
-            if name not in AdaFuseConfig.model_fields:
-                names = (*Extension.model_fields, *AdaFuseConfig.model_fields)
-                raise invalid(
-                    f"unknown option {EXTENSION}.{name[:100]}.{advice(name, names)}",
-                    f"{EXTENSION}.{name[:100]}",
-                    "unknown_parameter",
-                )
-            if value is not None or name not in CONSTRAINTS:
-                self.options[name], self.given[name] = value, f"{EXTENSION}.{name}"
-        for name, value in fields.items():
-            option = ALIASES.get(name, name)
-            if name not in OPTIONS:
-                continue
-            if name == "logit_bias" and isinstance(value, dict):
-                texts = {text: bias for text, bias in value.items() if not text.isdigit()}
-                if len(texts) < len(value):
-                    self.ignored.add(name, f"{NO_IDS}; send texts")
-                value = texts  # noqa: PLW2901
-            if self.options.get(option, value) != value:
-                raise invalid(
-                    f"{self.given[option]} and {name} are the same option; send only one of them",
-                    name,
-                )
-            self.options[option], self.given[option] = value, name
 
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
@@ -326,12 +287,47 @@ class ServedRequest:
         return described
 
 
+def read_options(body: Body, ignored: Ignored) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options of a body, and the name that each has in it.
+
+    Raises:
+        ApiError: an option does not exist, or has two different values.
+    """
+    options: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, value in (body.adafuse.model_extra or {}).items():
+        if name not in AdaFuseConfig.model_fields:
+            known = (*Extension.model_fields, *AdaFuseConfig.model_fields)
+            raise invalid(
+                f"unknown option {EXTENSION}.{name[:100]}.{advice(name, known)}",
+                f"{EXTENSION}.{name[:100]}",
+                "unknown_parameter",
+            )
+        if value is not None or name not in CONSTRAINTS:
+            options[name], names[name] = value, f"{EXTENSION}.{name}"
+    for name, sent in (body.model_extra or {}).items():
+        if name not in OPTIONS:
+            continue
+        option, value = ALIASES.get(name, name), sent
+        if name == "logit_bias" and isinstance(value, dict):
+            texts = {text: bias for text, bias in value.items() if not text.isdigit()}
+            if len(texts) < len(value):
+                ignored.add(name, f"{NO_IDS}; send texts")
+            value = texts
+        if options.get(option, value) != value:
+            raise invalid(
+                f"{names[option]} and {name} are the same option; send only one of them", name
+            )
+        options[option], names[option] = value, name
+    return options, names
+
+
 def read_chat(
     body: dict[str, Any], ignored: Ignored, kind: type[_ChatBody] = _ChatBody
 ) -> ServedRequest:
     """Read a request for a chat completion."""
     chat = parse(kind, body, ignored)
-    asked = ServedRequest(chat, ignored, effort=chat.reasoning_effort)
+    asked = ServedRequest(chat, ignored, *read_options(chat, ignored), effort=chat.reasoning_effort)
     turns: list[Any] = []
     for number, each in enumerate(chat.messages):
         place = f"messages.{number}.content"
@@ -350,8 +346,8 @@ def read_tokenize(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
         raise invalid("send either prompt or messages", "prompt")
     if body.get("messages") is not None:
         return read_chat({**body, "prompt": None}, ignored, _TokenizeChatBody)
-    given = parse(TokenizeBody, body, ignored)
-    return ServedRequest(given, ignored, prompts=[given.prompt])
+    text = parse(TokenizeBody, body, ignored)
+    return ServedRequest(text, ignored, *read_options(text, ignored), prompts=[text.prompt])
 
 
 def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
@@ -367,11 +363,11 @@ def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     prompts = [completion.prompt] if isinstance(completion.prompt, str) else completion.prompt
     if not prompts:
         raise invalid("prompt must be a text, or a list of at least one text", "prompt")
-    asked = ServedRequest(completion, ignored, prompts=prompts)
+    options, names = read_options(completion, ignored)
     if completion.logprobs is not None:
-        asked.options |= {"logprobs": True, "top_logprobs": completion.logprobs}
-        asked.given["top_logprobs"] = "logprobs"
-    return asked
+        options |= {"logprobs": True, "top_logprobs": completion.logprobs}
+        names["top_logprobs"] = "logprobs"
+    return ServedRequest(completion, ignored, options, names, prompts=prompts)
 
 
 def converse(
@@ -381,6 +377,7 @@ def converse(
     response_format: Mapping[str, Any] | None,
 ) -> None:
     """Add a conversation and the form of its reply to a request."""
+    asked.enforce = body.adafuse.enforce
     if body.tools or body.tool_choice is not None or response_format is not None:
         asked.form = whole = _form_of(asked, body, response_format)
         if asked.enforce is not True:

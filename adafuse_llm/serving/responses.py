@@ -28,6 +28,7 @@ from adafuse_llm.serving.bodies import (
     converse,
     note_of,
     parse,
+    read_options,
     readable,
 )
 from adafuse_llm.serving.errors import ApiError, invalid
@@ -58,12 +59,13 @@ def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a response."""
     given = parse(_ResponseBody, body, ignored)
     metadata = body.get("metadata")
-    asked = ServedRequest(given, ignored, effort=given.reasoning.effort)
-    if (n := asked.options.setdefault("n", 1)) != 1:
-        raise invalid(f"n must be 1 in the Responses API; got {short_repr(n)}", asked.given["n"])
+    options, names = read_options(given, ignored)
+    if (n := options.setdefault("n", 1)) != 1:
+        raise invalid(f"n must be 1 in the Responses API; got {short_repr(n)}", names["n"])
+    asked = ServedRequest(given, ignored, options, names, effort=given.reasoning.effort)
     converse(asked, given, _turns(given, ignored), given.text.format)
     if "message.output_text.logprobs" in given.include:
-        asked.options["logprobs"] = True
+        options["logprobs"] = True
     asked.echoed = {
         "instructions": given.instructions,
         "max_output_tokens": body.get("max_output_tokens"),

@@ -113,17 +113,15 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 class StreamResponse(StreamingResponse):
     """A stream of events, whose first part has been taken. It is closed if the client leaves."""
 
-    def __init__(
-        self, first: bytes, parts: AsyncGenerator[bytes, None], headers: Mapping[str, str]
-    ) -> None:
+    def __init__(self, first: bytes, parts: AsyncGenerator[bytes, None]) -> None:
         async def content() -> AsyncGenerator[bytes, None]:
             yield first
             async for part in parts:
                 yield part
 
         # these headers keep proxies from holding back events
-        known = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
-        super().__init__(content(), headers=known, media_type="text/event-stream")
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(content(), headers=headers, media_type="text/event-stream")
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
