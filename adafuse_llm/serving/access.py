@@ -194,7 +194,7 @@ class Check:
 
 
 def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
-    """Refuse other names, such as those of pages of other sites. A host ``*.b.c`` fits ``a.b.c``."""
+    """Refuse other names, such as those of other sites. A host ``*.b.c`` fits ``a.b.c``."""
     sent = headers.get("host", "")
     try:
         name = urlsplit(f"//{sent}").hostname or ""
