@@ -26,13 +26,7 @@ from adafuse_llm import (
     InvalidOptionError,
     RuntimeConfig,
 )
-from adafuse_llm.cli.terminal import (
-    discard_stdout,
-    one_line,
-    stderr_console,
-    stdout_console,
-    tell,
-)
+from adafuse_llm.cli.terminal import discard_stdout, one_line, stderr_console, stdout_console, tell
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options, advice
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import nearest, short_repr
@@ -165,10 +159,6 @@ class Setup:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the nearest name for an unknown flag."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.flags: list[argparse.Action] = []
-
     def flag(self, usage: str, text: str, **settings: Any) -> None:
         """Add a flag. A flag with the name of an option sets the option.
 
@@ -190,15 +180,15 @@ class Parser(argparse.ArgumentParser):
         default = settings.get("default", FIELDS[name].default if name in FIELDS else None)
         if default and "Default" not in text:
             text += f" Default: {default}."
-        self.flags.append(self.add_argument(flag, help=text, **settings))
+        self.add_argument(flag, help=text, **settings)
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the values of the flags, which may stand before and after other arguments."""
         flags, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
-            known = [name for each in self.flags for name in each.option_strings]
             flag = unknown[0].partition("=")[0]
             option = flag.strip("-").replace("-", "_")
+            known = self._option_string_actions
             hint = nearest(flag, known, similarity=0.75)  # with less, --strategy for --trace
             hint = f" Use -o {option}=VALUE" if option in FIELDS else hint
             self.error(f"unknown argument {flag}.{hint}")

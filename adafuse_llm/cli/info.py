@@ -11,12 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import (
-    AdaFuseConfig,
-    AdaFuseEngine,
-    LoadError,
-    MissingDependencyError,
-)
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, LoadError, MissingDependencyError
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.cli.common import FAILED, Command, Parser, Setup

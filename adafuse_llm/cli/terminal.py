@@ -67,8 +67,7 @@ def show_stream(display: Display, events: Iterator[StreamEvent]) -> Generation:
 
 
 def last(
-    events: Iterator[StreamEvent],
-    show: Callable[[StreamEvent], object] = lambda _event: None,
+    events: Iterator[StreamEvent], show: Callable[[StreamEvent], object] = lambda _event: None
 ) -> Generation:
     """Read a stream to its end, show each event, and return the generation.
 

@@ -33,16 +33,6 @@ from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.confidence import Reliability
 from adafuse_llm.evaluation.exact_match import load_metric
 from adafuse_llm.evaluation.files import Results, prompt_form
-from adafuse_llm.evaluation.tuning import (
-    Answer,
-    Question,
-    Trial,
-    Tuning,
-    candidates,
-    divide,
-    embedded_questions,
-    read_questions,
-)
 from adafuse_llm.loading.config_file import ConfigFile, write_config
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
@@ -99,8 +89,8 @@ def tune(setup: Setup, flags: Namespace) -> int:
     if file is not None and "stop" not in setup.file.options:
         config = config.override({"stop": ("\nQuestion:",)})  # base models write another one
     names = member_names(setup.file.members)
-    candidates(names, config, find_strategy(setup.file.strategy))
-    searched, tested = map(len, divide(questions, held_out, seed))
+    tuning.candidates(names, config, find_strategy(setup.file.strategy))
+    searched, tested = map(len, tuning.divide(questions, held_out, seed))
     asked = repr([(each.request, each.accepted) for each in questions])
     identity = {
         "questions": hashlib.sha256(asked.encode()).hexdigest(),
@@ -120,7 +110,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
         settings = len(engine.config.use or engine.members) + flags.trials
         bar = progress.add_task("answers", total=settings * searched + 2 * tested)
 
-        def on_answer(_members: str, answer: Answer) -> None:
+        def on_answer(_members: str, answer: tuning.Answer) -> None:
             progress.advance(bar)
             if answer.error is not None:
                 progress.console.print(f"line {answer.line}: {one_line(answer.error)}")
@@ -157,7 +147,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
     return 0
 
 
-def _questions(setup: Setup, flags: Namespace) -> list[Question]:
+def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
     """Return the questions, with --docs behind the passages that `adafuse ask` would send."""
     form = prompt_form(flags.prompts, flags.template)
     if flags.docs and (flags.prompts or flags.template):
@@ -165,9 +155,9 @@ def _questions(setup: Setup, flags: Namespace) -> list[Question]:
             "--docs has a prompt of its own, as in adafuse ask: leave out --prompts and --template"
         )
     if flags.file is not None:
-        questions = read_questions(flags.file.read_bytes(), form, chat=flags.chat)
+        questions = tuning.read_questions(flags.file.read_bytes(), form, chat=flags.chat)
     elif setup.is_embedded:
-        questions = embedded_questions()
+        questions = tuning.embedded_questions()
     else:
         raise InvalidInputError(
             "pass a FILE with questions and answers; only the embedded members have questions of "
@@ -184,7 +174,7 @@ def _questions(setup: Setup, flags: Namespace) -> list[Question]:
     ]
 
 
-def _file_options(setup: Setup, found: Tuning, options: dict[str, Any]) -> dict[str, Any]:
+def _file_options(setup: Setup, found: tuning.Tuning, options: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file, with only the models that decode."""
     alone = len(options["use"]) == 1  # one model needs no weights and no option of the search
     dropped = {*tuning.CHOICES, "weights"} if alone else {}
@@ -217,7 +207,7 @@ def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str,
     return {**model, **({"path": path} if path else {}), "name": name}
 
 
-def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
+def _shown(found: tuning.Tuning, options: dict[str, Any], output: Path) -> Group:
     about = f"; {found.metric} in percent, tokens per answer; strategy {found.strategy}"
     title = Text(f"{found.searched} questions to search on", "bold").append(about, "not bold dim")
     ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.tokens))
@@ -263,25 +253,19 @@ def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
     return [title, table, Text(figures)]
 
 
-def _table(metric: str, rows: Sequence[tuple[str, Trial]]) -> Table:
+def _table(metric: str, rows: Sequence[tuple[str, tuning.Trial]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", metric, "tokens", "setting"):
         justify: Literal["left", "right"] = "left" if column in ("", "setting") else "right"
         table.add_column(column, justify=justify, overflow="fold")
     for name, trial in rows:
         chosen = trial.options["use"]
-        parts = [f"{key} {_plain(value)}" for key, value in trial.options.items() if key != "use"]
+        parts = [f"{key} {value}" for key, value in trial.options.items() if key != "use"]
         setting = f"{'+'.join(chosen)}; {', '.join(parts)}" if len(chosen) > 1 else ""
         failed = f" ({trial.failed} failed)" if trial.failed else ""
         cells = (name, f"{trial.score:.1f}{failed}", f"{trial.tokens:.0f}", setting)
         table.add_row(*map(printable, cells))
     return table
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name}={weight:g}" for name, weight in value.items())
-    return str(value)
 
 
 COMMAND = Command(

@@ -15,7 +15,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -296,7 +296,7 @@ def tune(
     measure = load_metric(metric)
     search, test = divide(questions, held_out, seed)
     cancel = cancel or threading.Event()
-    answers = _Answers(engine, measure, known=known, log=log, cancel=cancel, on_answer=on_answer)
+    answers = _Answers(engine, measure, known, log, cancel, on_answer)
     alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
@@ -388,21 +388,19 @@ def candidates(
     return names
 
 
+@dataclass
 class _Answers:
     """The answers of every setting. Each is decoded only once. Arguments: as for `tune`."""
 
-    def __init__(
-        self,
-        engine: AdaFuseEngine,
-        metric: Metric,
-        *,
-        known: Iterable[Mapping[str, Any]],
-        log: Callable[[dict[str, Any]], None] | None,
-        cancel: threading.Event,
-        on_answer: Callable[[str, Answer], None] | None,
-    ) -> None:
-        self._engine, self._single = engine, engine.with_strategy("single")
-        self._metric, self._log, self._cancel, self._on_answer = metric, log, cancel, on_answer
+    engine: AdaFuseEngine
+    metric: Metric
+    known: InitVar[Iterable[Mapping[str, Any]]]
+    log: Callable[[dict[str, Any]], None] | None
+    cancel: threading.Event
+    on_answer: Callable[[str, Answer], None] | None
+
+    def __post_init__(self, known: Iterable[Mapping[str, Any]]) -> None:
+        self._single = self.engine.with_strategy("single")
         self._done = {line["key"]: Answer(**line["answer"]) for line in known}
         self._logged = len(self._done)
 
@@ -425,10 +423,10 @@ class _Answers:
         for answer in self._decode(missing, options) if missing else ():
             key = keys[answer.line]
             self._done[key] = answer
-            if self._log is not None and not is_lost(answer.error):
+            if self.log is not None and not is_lost(answer.error):
                 self._logged += 1
                 data = answer.model_dump(mode="json", exclude_none=True)
-                self._log({"line": self._logged, "key": key, "answer": data})
+                self.log({"line": self._logged, "key": key, "answer": data})
         return [self._done[key] for key in keys.values()]
 
     def calibrated(
@@ -436,7 +434,7 @@ class _Answers:
     ) -> Reliability | str:
         given = [answer for part in parts for answer in self.of(part, options)]
         names = options["use"]
-        strategy = (self._single if len(names) == 1 else self._engine).strategy.name
+        strategy = (self._single if len(names) == 1 else self.engine).strategy.name
         try:
             rows = [each.features for each in given]
             return calibrate(strategy, names, rows, [each.is_right for each in given])
@@ -447,22 +445,22 @@ class _Answers:
         self, questions: Sequence[Question], options: Mapping[str, Any]
     ) -> Iterator[Answer]:
         is_single = len(options["use"]) == 1
-        engine = self._single if is_single else self._engine
+        engine = self._single if is_single else self.engine
         given = options if is_single else {**_DEFAULTS, **options}
 
         def ask(question: Question) -> Answer | None:
             try:
-                done = engine.generate(**question.request, **given, cancel=self._cancel)
+                done = engine.generate(**question.request, **given, cancel=self.cancel)
             except Exception as error:  # an error in one question must not stop the others
                 problem = " ".join(f"{type(error).__name__}: {error}".split())
                 return Answer(line=question.number, error=problem)
             if done.finish_reason == "cancelled":
                 return None
-            text, usage = self._metric.read(done.answer), done.usage
+            text, usage = self.metric.read(done.answer), done.usage
             return Answer(
                 line=question.number,
                 text=text,
-                is_right=self._metric.is_right(text, question.accepted),
+                is_right=self.metric.is_right(text, question.accepted),
                 tokens=sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values()),
                 features=features(done, options["use"]),
             )
@@ -471,11 +469,11 @@ class _Answers:
             for answer in in_order(ask, questions, engine.runtime.max_requests):
                 if answer is None:
                     raise RequestCancelledError("the search was cancelled before its end")
-                if self._on_answer is not None:
-                    self._on_answer("+".join(options["use"]), answer)
+                if self.on_answer is not None:
+                    self.on_answer("+".join(options["use"]), answer)
                 yield answer
         except BaseException:  # cancel the running requests, because their results are not needed
-            self._cancel.set()
+            self.cancel.set()
             raise
 
 

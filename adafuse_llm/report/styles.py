@@ -180,9 +180,7 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
         return None
     winner = decided.candidates[decided.winner]
     return min(
-        winner.proposers or members,
-        key=lambda name: winner.nll.get(name, math.inf),
-        default=None,
+        winner.proposers or members, key=lambda name: winner.nll.get(name, math.inf), default=None
     )
 
 

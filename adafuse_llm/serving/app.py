@@ -251,10 +251,7 @@ async def _parts(
     writer: Writer | None = None
     done: dict[int, Generation] = {}
     try:
-        async with (
-            opened as (run, begun),
-            aclosing(sse.with_pauses(service.events(run))) as events,
-        ):
+        async with opened as (run, begun), aclosing(sse.with_pauses(service.events(run))) as events:
             async for numbered in events:
                 writer = begun
                 if numbered is None:
