@@ -22,6 +22,7 @@ from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Pars
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar, tell
 from adafuse_llm.evaluation.files import Line, Results, is_lost, prompt_form, put, read_lines
 from adafuse_llm.evaluation.parallel import in_order
+from adafuse_llm.report.styles import count
 from adafuse_llm.tree.sampling import derived_seed
 
 
@@ -62,11 +63,11 @@ def run(setup: Setup, flags: Namespace) -> int:
     form = prompt_form(flags.prompts, flags.template)
     content = test_set.read_bytes()
     lines = read_lines(content, conversations=True)
-    _check(setup.file.config, lines, flags)
+    config = setup.file.config
+    _check(config, lines, flags)
     results = Results(output)
     if output.exists() and any(output.samefile(path) for path in (test_set, flags.prompts) if path):
         raise InvalidInputError(f"--output {output} is also an input file; choose another output")
-    config = results.seeded(setup.file.config, overwrite=flags.overwrite)
     identity = {
         "test set": hashlib.sha256(content).hexdigest(),
         "prompts": form,
@@ -105,8 +106,7 @@ def run(setup: Setup, flags: Namespace) -> int:
             if len(answered) < len(lines):
                 progress.console.print(RESUMABLE)
                 return INTERRUPTED
-    size = f"{len(lines)} line{'s' if len(lines) != 1 else ''}"
-    tell(f"{size}: {len(lines) - failed} answered, {failed} failed{ran}")
+    tell(f"{count(len(lines), 'line')}: {len(lines) - failed} answered, {failed} failed{ran}")
     return FAILED if failed else 0
 
 
@@ -170,21 +170,19 @@ def _answer(
 
 
 def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+    optional = {
+        "confidence": generation.confidence,
+        "reasoning": generation.reasoning or None,
+        "seed": generation.seed,
+    }
+    return {
         "pred": generation.answer.strip(),
         "finish_reason": generation.finish_reason,
         "strategy": generation.strategy,
         "logprob": generation.logprob,
+        **{name: value for name, value in optional.items() if value is not None},
+        **(generation.model_dump(mode="json", include={"rounds", "usage"}) if rounds else {}),
     }
-    if generation.confidence is not None:
-        fields["confidence"] = generation.confidence
-    if generation.reasoning:
-        fields["reasoning"] = generation.reasoning
-    if generation.seed is not None:
-        fields["seed"] = generation.seed
-    if rounds:
-        fields |= generation.model_dump(mode="json", include={"rounds", "usage"})
-    return fields
 
 
 COMMAND = Command(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError, short_repr
 
 QUESTION_FORM = "Question: {question}\nAnswer:"
@@ -189,19 +188,6 @@ class Results:
                     f"{short_repr(right)}. {self._remedy}"
                 )
         return [last[number] for number in sorted(last)]
-
-    def seeded(self, config: AdaFuseConfig, *, overwrite: bool) -> AdaFuseConfig:
-        """Return options with a seed if they draw responses: that of the run that began the file.
-
-        If there is none, or if `overwrite`, the seed is random.
-        """
-        if config.temperature == 0 or config.seed is not None:
-            return config
-        seed = config.seeds()[0]
-        if self._has_begun and not overwrite:
-            with suppress(OSError, ValueError, LookupError):  # `done` reports what is wrong
-                seed = json.loads(self._identity.read_text(encoding="utf-8"))["seed"]
-        return config.override({"seed": seed})
 
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
         """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""

@@ -187,12 +187,16 @@ def test_a_question_is_put_as_the_examples_put_theirs(header, form):
     assert question_form(header) == form
 
 
-def test_drawn_answers_have_seeds_and_a_resumed_run_draws_the_same(
+def test_drawn_answers_have_seeds_and_a_resumed_run_with_a_seed_draws_the_same(
     adafuse, fakes, output, questions
 ):
     test_set = questions(*[{"question": "Who founded the mill?", "answer": "Ada"}] * 24)
     job = ["run", "--test-set", test_set, "--output", output, "--temperature", 2, "--n", 2]
     assert adafuse(*job).exit_code == 0
+    assert len({each["seed"] for each in records(output)}) == 24
+    job += ["--seed", 5, "--overwrite"]
+    assert adafuse(*job).exit_code == 0
+    job.remove("--overwrite")
     whole, found = output.read_bytes(), records(output)
     seeds = {seed for each in found for seed in (each["seed"], each["alternatives"][0]["seed"])}
     assert len(seeds) == 48
@@ -200,8 +204,8 @@ def test_drawn_answers_have_seeds_and_a_resumed_run_draws_the_same(
     output.write_bytes(whole[: len(whole) // 2])
     assert adafuse(*job).exit_code == 0
     assert output.read_bytes() == whole
-    base = json.loads(output.with_name("out.jsonl.run.json").read_text())["seed"]
-    assert f"seed {base}, not {base + 1}" in adafuse(*job, "--seed", base + 1).stderr
+    job[job.index(5)] = 6
+    assert "seed 5, not 6" in adafuse(*job).stderr
 
 
 def test_lines_can_have_messages_and_rounds_have_log_probabilities(
