@@ -248,8 +248,6 @@ def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
     )
     if found.area.low <= 50:
         figures += " These questions do not show that this confidence is better than chance."
-    elif found.wanted is not None:
-        figures += f" The interval is wide: about {found.wanted} questions would make it useful."
     return [title, table, Text(figures)]
 
 

@@ -29,9 +29,6 @@ STEPS = 50
 FOLDS, GROUPS = 10, 5
 """Number of folds of the cross-validation, and of groups for the calibration error."""
 
-WIDE = 20.0
-"""Width of the interval of the area, in points, above which more questions are wanted."""
-
 
 class Coverage(BaseModel):
     """How many of the surest answers are right.
@@ -69,12 +66,6 @@ class Reliability(BaseModel):
     area: Score
     error: float
     curve: tuple[Coverage, ...]
-
-    @property
-    def wanted(self) -> int | None:
-        """About how many questions would make the area's interval narrower than `WIDE`, if any."""
-        width = self.area.high - self.area.low
-        return math.ceil(self.questions * (width / WIDE) ** 2) if width > WIDE else None
 
 
 def calibrate(
