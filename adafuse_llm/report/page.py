@@ -70,15 +70,13 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
 
 
 def _spans(generation: Generation) -> Iterator[dict[str, Any]]:
-    names = styles.members_of(generation)
-    looks = styles.looks(names)
+    looks = styles.looks(styles.members_of(generation))
     marks = {name: look.mark for name, look in looks.items()}
     left = generation.text
     reasoning = styles.reasoning_length(generation.text, generation.reply_prefix)
     for decided in generation.rounds:
         text, left = left[: len(decided.text)], left[len(decided.text) :]
         quiet, reasoning = text[:reasoning], max(0, reasoning - len(text))
-        owner = styles.owner(decided, names)
         margins = {
             marks[member]: ", ".join(f"{value:.2f}" for value in values)
             for member, values in decided.margins.items()
@@ -88,7 +86,7 @@ def _spans(generation: Generation) -> Iterator[dict[str, Any]]:
             "reasoning": quiet,
             "text": text[len(quiet) :],
             "round": decided.index,
-            "look": looks[owner] if owner is not None else styles.shared(decided) or AGREED,
+            "look": styles.look_of(decided, looks),
             "forced": decided.forced,
             "chosen": decided.choice_probabilities is not None,
             "milliseconds": 1000 * decided.elapsed,

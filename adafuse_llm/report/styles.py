@@ -184,6 +184,12 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
     )
 
 
+def look_of(decided: Round, looks: Mapping[str, Look]) -> Look | Shared:
+    """Return the look of the text which a round committed."""
+    name = owner(decided, tuple(looks))
+    return looks[name] if name is not None else shared(decided) or AGREED
+
+
 class Row(NamedTuple):
     """What a display shows of a candidate.
 
@@ -227,8 +233,8 @@ def rows(decided: Round, marks: Mapping[str, str]) -> list[Row]:
 
 
 def quoted(candidate: Candidate) -> str:
-    """Return a span in quotes, with escaped newlines. Mark it if the response ends after it."""
-    text = json.dumps(candidate.text, ensure_ascii=False) if candidate.text else ""
+    """Return a `printable` span in quotes. Mark it if the response ends after it."""
+    text = printable(json.dumps(candidate.text, ensure_ascii=False)) if candidate.text else ""
     return f"{text} (end)".strip() if candidate.ends else text
 
 

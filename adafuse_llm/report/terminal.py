@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm.report import styles
-from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Shared, printable
+from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Look, Shared, printable
 
 if TYPE_CHECKING:
-    from adafuse_llm.results import Candidate, Generation, Round
+    from adafuse_llm.results import Generation, Round
 
 TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
@@ -34,29 +34,14 @@ class Display:
         self._forced = forced
         self._looks = styles.looks(self.members)
 
-    def style(self, owner: str | Shared) -> str:
-        """Return the style of the spans of a member, or of shared spans."""
-        if isinstance(owner, Shared):
-            return QUIET if owner is FORCED else JOINT
-        look = self._looks[owner]
-        return f"{look.color} {TYPES[look.number % len(TYPES)]}".strip()
-
-    def name(self, owner: str | Shared) -> Text:
-        """Return the mark and the name of a member, or of shared spans."""
-        if isinstance(owner, Shared):
-            return Text(str(owner), self.style(owner))
-        return Text(f"{self._looks[owner].mark} {printable(owner)}", self.style(owner))
-
     def legend(self) -> Text:
         """Return a line that shows the style of each member and of shared spans."""
-        owners: list[str | Shared] = [*self.members]
-        owners += [AGREED] if len(self.members) > 1 else []
-        owners += [FORCED] if self._forced else []
-        return Text("   ").join(self.name(owner) for owner in owners)
-
-    def _owner(self, decided: Round) -> str | Shared:
-        shared = styles.shared(decided)
-        return shared or styles.owner(decided, self.members) or AGREED
+        shown: list[Look | Shared] = [*self._looks.values()]
+        if len(self.members) > 1:
+            shown.append(AGREED)
+        if self._forced:
+            shown.append(FORCED)
+        return Text("   ").join(map(_name, shown))
 
     def span(self, text: str, decided: Round, reasoning: int = 0) -> Text:
         """Return a round's text in the style of its owner.
@@ -67,7 +52,7 @@ class Display:
             rest = text[reasoning:]
             quiet = Text(printable(text[:reasoning]), REASONING)
             return quiet.append_text(self.span(rest, decided)) if rest else quiet
-        return Text(printable(text), self.style(self._owner(decided)))
+        return Text(printable(text), _style(styles.look_of(decided, self._looks)))
 
     def response(self, generation: Generation) -> list[Text]:
         """Return the lines of a response: the reasoning, and the answer in the owners' styles."""
@@ -93,15 +78,17 @@ class Display:
             table.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
         for decided in rounds:
             winner = decided.candidates[decided.winner]
-            owner = self._owner(decided)
-            is_cut = len(decided.text) < len(winner.text)  # by a length limit
+            look = styles.look_of(decided, self._looks)
+            text = styles.quoted(winner)
+            if len(decided.text) < len(winner.text):  # a length limit cut it off
+                text += " (cut)"
             used = decided.asked
             others = [printable(name) for name in self.members if used and name not in used]
             left_out = f"not asked: {', '.join(others)}" if others else ""
             table.add_row(
                 str(decided.index),
-                self.name(owner),
-                Text(quoted(winner) + " (cut)" * is_cut, self.style(owner)),
+                _name(look),
+                Text(text, _style(look)),
                 "" if decided.forced else styles.number(winner.score),
                 Text(left_out or _preferred_to(decided), "dim"),
             )
@@ -118,7 +105,7 @@ class Display:
         """Return a table of the answers that members give alone, by member."""
         table = Table.grid(padding=(0, 2))
         for name, answer in answers.items():
-            table.add_row(self.name(name), Text(printable(answer)))
+            table.add_row(_name(self._looks[name]), Text(printable(answer)))
         return table
 
     def trace(self, decided: Round) -> Table:
@@ -127,7 +114,7 @@ class Display:
         Marks, which :meth:`legend` explains, stand for the members. A round that chose among given
         texts has the probability of each instead of its proposers.
         """
-        marks = {member: self._looks[member].mark for member in self.members}
+        marks = {name: look.mark for name, look in self._looks.items()}
         table = Table(
             title=f"round {decided.index}",
             title_justify="left",
@@ -138,19 +125,17 @@ class Display:
         table.add_column("")
         table.add_column(FORCED.name if decided.forced else "candidate", overflow="fold")
         if decided.forced:
-            table.add_row(">", Text(quoted(decided.candidates[decided.winner])), style=QUIET)
+            table.add_row(">", Text(styles.quoted(decided.candidates[decided.winner])), style=QUIET)
             return table
-        for member in self.members:
-            header = Text(marks[member], self.style(member))
-            table.add_column(header, justify="right", no_wrap=True)
+        for look in self._looks.values():
+            table.add_column(Text(look.mark, _style(look)), justify="right", no_wrap=True)
         symbol = styles.meaning(self._strategy, [decided])["symbol"]
         table.add_column(symbol, justify="right", no_wrap=True)
         is_chosen = styles.shared(decided) is CHOSEN
         table.add_column("probability" if is_chosen else "proposed by")
         for row in styles.rows(decided, marks):
             mark, style = (">", "bold") if row.won else ("", None)
-            shown = Text(printable(row.text))
-            table.add_row(mark, shown, *row.numbers, row.score, row.last, style=style)
+            table.add_row(mark, Text(row.text), *row.numbers, row.score, row.last, style=style)
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
@@ -179,9 +164,14 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
         yield display.summary(each)
 
 
-def quoted(candidate: Candidate) -> str:
-    """Return a quoted span that is safe to print in a terminal."""
-    return printable(styles.quoted(candidate))
+def _style(look: Look | Shared) -> str:
+    if isinstance(look, Look):
+        return f"{look.color} {TYPES[look.number % len(TYPES)]}".strip()
+    return QUIET if look is FORCED else JOINT
+
+
+def _name(look: Look | Shared) -> Text:
+    return Text(printable(str(look)), _style(look))
 
 
 def _preferred_to(decided: Round) -> str:
@@ -197,4 +187,4 @@ def _preferred_to(decided: Round) -> str:
         return won
     score, index = min(others)
     shown = styles.number(score) if probabilities is None else styles.percent(probabilities[index])
-    return f"{won} over {quoted(decided.candidates[index])} {shown}".strip()
+    return f"{won} over {styles.quoted(decided.candidates[index])} {shown}".strip()
