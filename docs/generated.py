@@ -170,7 +170,9 @@ def command_line() -> str:
 def _flags(parser: ArgumentParser) -> list[str]:
     """Return a row of a table for each flag of a command."""
     rows = []
-    for flag in parser.flags:
+    for flag in parser._actions:
+        if flag.dest == "help" or not flag.option_strings:
+            continue
         usage = " ".join([flag.option_strings[0], *([str(flag.metavar)] * bool(flag.metavar))])
         text = (flag.help or "").replace("|", "\\|")
         rows.append(f"| `{usage}` | {text} |")

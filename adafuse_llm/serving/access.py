@@ -46,7 +46,7 @@ CLOSE: Final = {"Connection": "close"}
 
 
 @dataclass
-class ServedRequest:
+class LoggedRequest:
     """A request for the log and the metrics. Without an outcome, the status shows it."""
 
     id: str
@@ -54,7 +54,7 @@ class ServedRequest:
     outcome: str | None = None
 
 
-CURRENT_REQUEST: Final[ContextVar[ServedRequest]] = ContextVar("CURRENT_REQUEST")
+CURRENT_REQUEST: Final[ContextVar[LoggedRequest]] = ContextVar("CURRENT_REQUEST")
 """The request that the current task serves."""
 
 
@@ -127,11 +127,11 @@ class AccessLog:
             scope = {**scope, "root_path": self._prefix}
         prefix = scope.get("root_path", "")  # where another application or a proxy shows the server
         path = re.sub("/{2,}", "/", scope["path"])
-        if path != f"{prefix}/":  # which is the page
+        if path not in ("/", f"{prefix}/"):  # which are the page
             path = path.rstrip("/")
         scope = {**scope, "path": path}
         chosen = Headers(scope=scope).get("x-request-id", "")
-        call = ServedRequest(chosen if REQUEST_ID.fullmatch(chosen) else uuid.uuid4().hex)
+        call = LoggedRequest(chosen if REQUEST_ID.fullmatch(chosen) else uuid.uuid4().hex)
         CURRENT_REQUEST.set(call)
         status, is_complete = 0, False
 

@@ -90,9 +90,8 @@ class Metrics(Collector):
 
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics as text for Prometheus, and the content type."""
-        for name, work in (
-            () if (engine := self._engine()) is None else engine.scheduler.work.items()
-        ):
+        engine = self._engine()
+        for name, work in {} if engine is None else engine.scheduler.work.items():
             before = self._work.get(name, (0, 0))
             self._passes.labels(name).inc(work[0] - before[0])
             self._tokens.labels(name, "processed").inc(work[1] - before[1])
