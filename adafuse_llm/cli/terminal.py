@@ -114,7 +114,9 @@ def progress_bar() -> Progress:
     """Return a progress bar on stderr. It is hidden unless stderr is a terminal."""
     console = stderr_console()
     return Progress(
-        *(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()),
+        *Progress.get_default_columns(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
         console=console,
         speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,

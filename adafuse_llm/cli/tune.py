@@ -91,7 +91,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
     names = member_names(setup.file.members)
     tuning.candidates(names, config, find_strategy(setup.file.strategy))
     searched, tested = map(len, tuning.divide(questions, held_out, seed))
-    asked = repr([(each.request, each.accepted) for each in questions])
+    asked = repr([(question.request, question.accepted) for question in questions])
     identity = {
         "questions": hashlib.sha256(asked.encode()).hexdigest(),
         "metric": metric,
@@ -116,7 +116,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
                 progress.console.print(f"line {answer.line}: {one_line(answer.error)}")
 
         try:
-            found = tuning.tune(
+            result = tuning.tune(
                 engine,
                 questions,
                 metric=metric,
@@ -132,18 +132,18 @@ def tune(setup: Setup, flags: Namespace) -> int:
         except RequestCancelledError:
             tell(RESUMABLE)
             return INTERRUPTED
-    options = found.ensemble if flags.keep_ensemble else found.options
+    options = result.ensemble if flags.keep_ensemble else result.options
     comment = (
         f"adafuse tune, adafuse-llm {__version__}, {date.today().isoformat()}\n"  # noqa: DTZ011
-        f"{found.metric}, {found.searched} questions to search on, {found.held_out} held out, "
-        f"seed {found.seed}, {len(found.trials)} settings tried\n{found.verdict}\n"
+        f"{result.metric}, {result.searched} questions to search on, {result.held_out} held out, "
+        f"seed {result.seed}, {len(result.trials)} settings tried\n{result.verdict}\n"
     )
-    write_config(output, _file_options(setup, found, options), comment=comment)
+    write_config(output, _file_options(setup, result, options), comment=comment)
     if flags.json:
-        chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
-        print_json({**found.model_dump(mode="json"), **chosen})
+        chosen = {"written": options, "pays": result.pays, "verdict": result.verdict}
+        print_json({**result.model_dump(mode="json"), **chosen})
     else:
-        stdout_console().print(_shown(found, options, output))
+        stdout_console().print(_shown(result, options, output))
     return 0
 
 
@@ -167,19 +167,19 @@ def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
     if not flags.docs:
         return questions
     retriever = search_in(flags.docs)
-    found = [(each, retriever.search(each.text, k=flags.passages)) for each in questions]
+    passages = [retriever.search(question.text, k=flags.passages) for question in questions]
     return [
-        replace(each, request={"messages": question_messages(each.text, passages)})
-        for each, passages in found
+        replace(question, request={"messages": question_messages(question.text, found)})
+        for question, found in zip(questions, passages, strict=True)
     ]
 
 
-def _file_options(setup: Setup, found: tuning.Tuning, options: dict[str, Any]) -> dict[str, Any]:
+def _file_options(setup: Setup, result: tuning.Tuning, options: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file, with only the models that decode."""
     alone = len(options["use"]) == 1  # one model needs no weights and no option of the search
     dropped = {*tuning.CHOICES, "weights"} if alone else {}
     typed = {name: value for name, value in setup.file.options.items() if name not in dropped}
-    written = {"strategy": "single" if alone else found.strategy, **typed, **options}
+    written = {"strategy": "single" if alone else result.strategy, **typed, **options}
     file = setup.file
     if file.models:
         names = member_names(file.members)
@@ -190,7 +190,7 @@ def _file_options(setup: Setup, found: tuning.Tuning, options: dict[str, Any]) -
             weights = file.config.member_weights(names)
             written["weights"] = [weights[name] for name in chosen]
         written |= {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
-    known = found.confidence_of(options)
+    known = result.confidence_of(options)
     if not isinstance(known, str) and known.calibration is not None:
         written["calibration"] = known.calibration.model_dump()
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in written.items()}
@@ -207,46 +207,46 @@ def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str,
     return {**model, **({"path": path} if path else {}), "name": name}
 
 
-def _shown(found: tuning.Tuning, options: dict[str, Any], output: Path) -> Group:
-    about = f"; {found.metric} in percent, tokens per answer; strategy {found.strategy}"
-    title = Text(f"{found.searched} questions to search on", "bold").append(about, "not bold dim")
-    ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.tokens))
-    searched = [*((f"{name} alone", trial) for name, trial in found.alone.items())]
+def _shown(result: tuning.Tuning, options: dict[str, Any], output: Path) -> Group:
+    about = f"; {result.metric} in percent, tokens per answer; strategy {result.strategy}"
+    title = Text(f"{result.searched} questions to search on", "bold").append(about, "not bold dim")
+    ranked = sorted(result.trials, key=lambda trial: (-trial.score, trial.tokens))
+    searched = [(f"{name} alone", trial) for name, trial in result.alone.items()]
     searched += [("ensemble", trial) for trial in ranked]
     alone = len(options["use"]) == 1
     written = f"{options['use'][0]} alone" if alone else "the ensemble"
     reach = (
-        f"Every member alone is wrong on {found.out_of_reach.shown()} % of the "
-        f"{found.searched} questions; no choice among their answers can be right there."
+        f"Every member alone is wrong on {result.out_of_reach.shown()} % of the "
+        f"{result.searched} questions; no choice among their answers can be right there."
     )
     return Group(
         title,
-        _table(found.metric, searched),
+        _table(result.metric, searched),
         "",
-        Text(f"{found.held_out} held-out questions", "bold"),
-        _table(found.metric, [*found.tested.items()]),
+        Text(f"{result.held_out} held-out questions", "bold"),
+        _table(result.metric, [*result.tested.items()]),
         "",
-        *_confidence(written, found.confidence_of(options)),
+        *_confidence(written, result.confidence_of(options)),
         "",
-        Text(printable(f"{reach}\n{found.verdict}\n{output} describes {written}.")),
+        Text(printable(f"{reach}\n{result.verdict}\n{output} describes {written}.")),
     )
 
 
-def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
-    if isinstance(found, str):
-        return [Text(printable(f"No confidence: {found}."))]
+def _confidence(written: str, worth: Reliability | str) -> list[RenderableType]:
+    if isinstance(worth, str):
+        return [Text(printable(f"No confidence: {worth}."))]
     title = Text(f"Confidence of {written}", "bold")
-    title.append(f"; cross-validated on {found.questions} questions", "not bold dim")
+    title.append(f"; cross-validated on {worth.questions} questions", "not bold dim")
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("surest answers, %", "confidence from", "right among them, %"):
         table.add_column(column, justify="right", overflow="fold")
-    for each in found.curve:
-        table.add_row(str(each.answered), f"{each.confidence:.2f}", each.right.shown())
+    for point in worth.curve:
+        table.add_row(str(point.answered), f"{point.confidence:.2f}", point.right.shown())
     figures = (
-        f"A right answer has a higher confidence than a wrong one in {found.area.shown()} % of all "
-        f"pairs (area under the ROC curve). Calibration error: {found.error:.1f} points."
+        f"A right answer has a higher confidence than a wrong one in {worth.area.shown()} % of all "
+        f"pairs (area under the ROC curve). Calibration error: {worth.error:.1f} points."
     )
-    if found.area.low <= 50:
+    if worth.area.low <= 50:
         figures += " These questions do not show that this confidence is better than chance."
     return [title, table, Text(figures)]
 

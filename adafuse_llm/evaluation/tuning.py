@@ -300,7 +300,7 @@ def tune(
     alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
-    ensembles = [sets[0]] + [best_two] * (len(members) > 2)
+    ensembles = [sets[0]] if len(members) == 2 else [sets[0], best_two]
     varied = CHOICES.keys() & engine.strategy.options - fixed.keys()
     choices = {name: values for name, values in CHOICES.items() if name in varied}
     planned: list[dict[str, Any]] = [

@@ -197,7 +197,8 @@ class RemoteEngine(Engine):
             install = errors.install_command("client")
             raise errors.MissingDependencyError(f"RemoteEngine needs httpx: {install}") from missing
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         self._client = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,

@@ -53,7 +53,8 @@ def chunk(
     if event is not None and event.generation is not None:
         end = ENDING | {"usage", "reply_prefix", "member_logprobs"} if rounds else ENDING
         fields |= event.generation.model_dump(mode="json", include=end)
-        fields |= {"warnings": [*warnings]} if warnings else {}
+        if warnings:
+            fields["warnings"] = [*warnings]
     return fields
 
 

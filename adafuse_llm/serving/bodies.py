@@ -118,8 +118,8 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
         ApiError: a field is refused, or has an invalid value.
     """
     known = OPTIONS | kind.model_fields.keys()
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
+    sent = {name: value for name, value in body.items() if value is not None}
+    for name, value in sent.items():
         if name in known:
             continue
         if name in REFUSED:
@@ -129,7 +129,7 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
             advice = nearest(name, known, similarity=SIMILARITY).strip()
             ignored.add(name, f"send it in {EXTENSION!r}" if name in OWN else advice)
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(sent)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
     # a text with a bracket, and these, are one of several types of a field, and no field
@@ -223,10 +223,6 @@ class _ChatBody(Conversational):
     reasoning_effort: str | None = None
 
 
-class _TokenizeChatBody(_ChatBody):
-    add_special_tokens: bool = True
-
-
 class TokenizeBody(Body):
     """The body of a request for the tokens of a text."""
 
@@ -250,7 +246,7 @@ class ServedRequest:
     Attributes:
         ignored: the parts of the request that were ignored, and other warnings for the client.
         options: options of `AdaFuseConfig`.
-        given: the client's names of the options.
+        names: the client's names of the options.
         enforce: whether the form is enforced, as for `adapters.reply_form.enforced`.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
@@ -261,7 +257,7 @@ class ServedRequest:
     body: Body
     ignored: Ignored
     options: dict[str, Any]
-    given: dict[str, str]
+    names: dict[str, str]
     enforce: bool | Literal["auto"] = "auto"
     prompts: Sequence[str] = ()
     conversation: Conversation | None = None
@@ -275,11 +271,11 @@ class ServedRequest:
         described = api_error(error)
         is_limit = described.status == 504 or described.code == CONTEXT_CODE
         if is_limit and not self.body.adafuse.rounds:  # else the client is a RemoteEngine
-            length = self.given.get("max_new_tokens", self.body.LENGTH)
+            length = self.names.get("max_new_tokens", self.body.LENGTH)
             described.message = described.message.replace("timeout=", "")
             described.message = described.message.replace("max_new_tokens", length)
         option = described.param or ""
-        if (name := self.given.get(option)) is not None:
+        if (name := self.names.get(option)) is not None:
             described.param = name
             described.message = described.message.replace(f"option {option!r}", f"field {name!r}")
         if described.param is None and described.code == CONTEXT_CODE:
@@ -322,20 +318,18 @@ def read_options(body: Body, ignored: Ignored) -> tuple[dict[str, Any], dict[str
     return options, names
 
 
-def read_chat(
-    body: dict[str, Any], ignored: Ignored, kind: type[_ChatBody] = _ChatBody
-) -> ServedRequest:
+def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a chat completion."""
-    chat = parse(kind, body, ignored)
+    chat = parse(_ChatBody, body, ignored)
     asked = ServedRequest(chat, ignored, *read_options(chat, ignored), effort=chat.reasoning_effort)
     turns: list[Any] = []
-    for number, each in enumerate(chat.messages):
+    for number, message in enumerate(chat.messages):
         place = f"messages.{number}.content"
-        if each.function_call:
+        if message.function_call:
             raise refused(f"messages.{number}.function_call", ": send tool_calls")
-        content = each.refusal if each.content is None else each.content
-        read = readable(content, place, ignored, is_result=each.role == "tool")
-        turns.append({**dict(each), "content": read})
+        content = message.refusal if message.content is None else message.content
+        read = readable(content, place, ignored, is_result=message.role == "tool")
+        turns.append({**dict(message), "content": read})
     converse(asked, chat, turns, chat.response_format)
     return asked
 
@@ -345,7 +339,8 @@ def read_tokenize(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     if (body.get("prompt") is None) == (body.get("messages") is None):
         raise invalid("send either prompt or messages", "prompt")
     if body.get("messages") is not None:
-        return read_chat({**body, "prompt": None}, ignored, _TokenizeChatBody)
+        # templates write the special tokens of a conversation, whatever the client asks for
+        return read_chat({**body, "prompt": None, "add_special_tokens": None}, ignored)
     text = parse(TokenizeBody, body, ignored)
     return ServedRequest(text, ignored, *read_options(text, ignored), prompts=[text.prompt])
 
@@ -411,10 +406,10 @@ def _form_of(
     with naming(body.FORM):
         schema = schema_of(response_format)
     form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
-    given = [asked.given[name] for name in CONSTRAINTS if name in asked.options]
-    if given and asked.enforce is not False:
-        with naming(given[0]):
-            form.check_constraints(given, body.FORM)
+    constraints = [asked.names[name] for name in CONSTRAINTS if name in asked.options]
+    if constraints and asked.enforce is not False:
+        with naming(constraints[0]):
+            form.check_constraints(constraints, body.FORM)
     described = (response_format or {}).get("json_schema") or response_format or {}
     is_strict = any(each.get("strict") is True for each in (*functions, described))
     if is_strict and asked.enforce == "auto":
@@ -454,11 +449,11 @@ def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = Fa
         return content
     parts: list[Any] = []
     for part in content if isinstance(content, list) else [content]:
-        given = part if isinstance(part, Mapping) else {"text": part}
-        kind = given.get("type")
+        item = part if isinstance(part, Mapping) else {"text": part}
+        kind = item.get("type")
         if kind in THOUGHTS:
             continue
-        text = given.get("refusal" if kind == "refusal" else "text")
+        text = item.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):
             parts.append(text)
         else:

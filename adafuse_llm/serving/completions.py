@@ -138,8 +138,10 @@ class ChatChoice:
             calls.append({**identity, "type": "function", "function": function})
             self.calls += 1
         written: dict[str, Any] = {"content": delta.content}
-        written |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
-        written |= {"tool_calls": calls} if calls else {}
+        if delta.reasoning:
+            written["reasoning_content"] = delta.reasoning
+        if calls:
+            written["tool_calls"] = calls
         choice: dict[str, Any] = {"delta": written, "logprobs": None}
         if self.has_logprobs and rounds:
             choice["logprobs"] = {**openai_logprobs(rounds), "refusal": None}

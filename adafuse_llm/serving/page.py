@@ -21,10 +21,8 @@ STATIC = Path(__file__).parent / "static"
 LIBRARY = "markdown-it.umd.min.js"
 """The library that reads Markdown. `LICENSE-markdown-it.txt` names its source and its SHA-256."""
 
-SCRIPTS = (
-    *("base.js", "talks.js", "state.js", "server.js", "markdown.js", "answer.js", "asking.js"),
-    *("round.js", "settings.js", "main.js"),
-)
+NAMES = "base talks state server markdown answer asking round settings main"
+SCRIPTS = tuple(f"{name}.js" for name in NAMES.split())
 """The scripts of the page, in their order. They share one scope."""
 
 

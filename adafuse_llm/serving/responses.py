@@ -57,40 +57,40 @@ class _ResponseBody(Conversational):
 
 def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a response."""
-    given = parse(_ResponseBody, body, ignored)
+    parsed = parse(_ResponseBody, body, ignored)
     metadata = body.get("metadata")
-    options, names = read_options(given, ignored)
+    options, names = read_options(parsed, ignored)
     if (n := options.setdefault("n", 1)) != 1:
         raise invalid(f"n must be 1 in the Responses API; got {short_repr(n)}", names["n"])
-    asked = ServedRequest(given, ignored, options, names, effort=given.reasoning.effort)
-    converse(asked, given, _turns(given, ignored), given.text.format)
-    if "message.output_text.logprobs" in given.include:
+    asked = ServedRequest(parsed, ignored, options, names, effort=parsed.reasoning.effort)
+    converse(asked, parsed, _turns(parsed, ignored), parsed.text.format)
+    if "message.output_text.logprobs" in parsed.include:
         options["logprobs"] = True
     asked.echoed = {
-        "instructions": given.instructions,
+        "instructions": parsed.instructions,
         "max_output_tokens": body.get("max_output_tokens"),
-        "tools": given.tools,
-        "tool_choice": given.tool_choice or "auto",
-        "parallel_tool_calls": given.parallel_tool_calls,
+        "tools": parsed.tools,
+        "tool_choice": parsed.tool_choice or "auto",
+        "parallel_tool_calls": parsed.parallel_tool_calls,
         "metadata": metadata if isinstance(metadata, dict) else {},
-        "text": {"format": given.text.format or {"type": "text"}},
+        "text": {"format": parsed.text.format or {"type": "text"}},
     }
     return asked
 
 
-def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
+def _turns(parsed: _ResponseBody, ignored: Ignored) -> list[Turn]:
     """Return the conversation in the input of a request.
 
     The calls of one reply, and the text before them, become one turn. Reasoning belongs to the text
     or the call that follows it.
     """
     turns: list[Turn] = []
-    if given.instructions:
-        turns.append({"role": "system", "content": given.instructions})
-    if isinstance(given.input, str):
-        return [*turns, {"role": "user", "content": given.input}]
+    if parsed.instructions:
+        turns.append({"role": "system", "content": parsed.instructions})
+    if isinstance(parsed.input, str):
+        return [*turns, {"role": "user", "content": parsed.input}]
     reasoning = ""
-    for number, sent in enumerate(given.input):
+    for number, sent in enumerate(parsed.input):
         place = f"input.{number}"
         item = _known(sent, place, ignored)
         kind, call_id = item["type"], item.get("call_id")
@@ -143,14 +143,14 @@ def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]
         return {"type": "message", "role": "assistant", "content": note}
     if role == "output":
         return {**item, "type": "function_call_output"}
-    given = json.dumps({"input": item.get("input", item.get("action"))}, ensure_ascii=False)
-    return {"name": name, **item, "type": "function_call", "arguments": given}
+    arguments = json.dumps({"input": item.get("input", item.get("action"))}, ensure_ascii=False)
+    return {"name": name, **item, "type": "function_call", "arguments": arguments}
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:
     for parts in (item.get("content"), item.get("summary")):
-        given = parts if isinstance(parts, list) else []
-        texts = [part.get("text") for part in given if isinstance(part, Mapping)]
+        listed = parts if isinstance(parts, list) else []
+        texts = [part.get("text") for part in listed if isinstance(part, Mapping)]
         if joined := "\n\n".join(text for text in texts if isinstance(text, str)):
             return joined
     return ""
