@@ -133,11 +133,11 @@ def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
     if VARIABLE in environment:
         sources[VARIABLE] = environment[VARIABLE].split(",")
     keys: list[str] = []
-    for source, given in sources.items():
-        found = [key for each in given if (key := each.strip()) and not key.startswith("#")]
-        if not found:
+    for source, lines in sources.items():
+        usable = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
+        if not usable:
             raise InvalidInputError(
                 f"{source} has no keys. Write at least one, or remove it to serve without keys."
             )
-        keys += found
+        keys += usable
     return keys

@@ -123,8 +123,8 @@ class _Conversation:
     def _obey(self, name: str, rest: list[str]) -> None:
         show, display = self._console.print, self._display
         if name == "/help":
-            for each, does in COMMANDS.items():
-                show(Text(f"{each:8}").append(does, "dim"))
+            for command, does in COMMANDS.items():
+                show(Text(f"{command:8}").append(does, "dim"))
         elif name == "/new":
             self._messages, self._answer = [*self._start], None
         elif self._answer is None:
@@ -133,12 +133,12 @@ class _Conversation:
             with cancel_on_interrupt() as cancel:
                 show(display.alone(answers_alone(self._engine, self._sent, cancel)))
         elif rest:
-            rounds = {str(each.index): each for each in self._answer.rounds}
+            rounds = {str(done.index): done for done in self._answer.rounds}
             if rest[0] not in rounds:
                 raise InvalidInputError(f"the last answer has rounds 0 to {len(rounds) - 1}")
-            found = rounds[rest[0]]
-            terms = display.terms([found], by_member=True)
-            show(display.legend(), display.trace(found), terms, sep="\n")
+            done = rounds[rest[0]]
+            terms = display.terms([done], by_member=True)
+            show(display.legend(), display.trace(done), terms, sep="\n")
         else:
             every = self._answer.rounds
             show(display.rounds(every), display.terms(every))
@@ -150,11 +150,11 @@ class _Conversation:
         Without any text, neither of them stays.
         """
         self._sent = [*self._messages]
-        asked = [each["content"] for each in self._messages if each["role"] == "user"][-2:]
-        found: list[Passage] = []
+        asked = [message["content"] for message in self._messages if message["role"] == "user"][-2:]
+        passages: list[Passage] = []
         if self._retriever is not None:
-            found = self._retriever.search(" ".join(asked), k=self._passages)
-            self._sent[-1:] = question_messages(asked[-1], found)
+            passages = self._retriever.search(" ".join(asked), k=self._passages)
+            self._sent[-1:] = question_messages(asked[-1], passages)
         with cancel_on_interrupt() as cancel:
             events = self._engine.stream(messages=self._sent, cancel=cancel)
             self._answer = show_stream(self._display, events)
@@ -166,7 +166,7 @@ class _Conversation:
             if cancel.is_set():
                 self._console.print(Text("stopped", "dim"))
             if self._retriever is not None:
-                show_sources(self._console, found)
+                show_sources(self._console, passages)
 
 
 COMMAND = Command(

@@ -120,15 +120,15 @@ class Setup:
         The options of decoding are those of `file`, if `config` is None.
         """
         members = [
-            each.model_copy(update={"threads": self.threads})
-            if isinstance(each, GGUFMember) and each.threads is None
-            else each
-            for each in self.file.members
+            spec.model_copy(update={"threads": self.threads})
+            if isinstance(spec, GGUFMember) and spec.threads is None
+            else spec
+            for spec in self.file.members
         ]
         console = stderr_console()
         # downloads show their own progress bars
-        shown = console.is_interactive and all(Path(each.path).exists() for each in members)
-        names = ", ".join(Path(each.path).name for each in members)
+        shown = console.is_interactive and all(Path(spec.path).exists() for spec in members)
+        names = ", ".join(Path(spec.path).name for spec in members)
         with console.status(escape(f"loading {names}")) if shown else nullcontext():
             import torch
 
@@ -159,13 +159,13 @@ class Setup:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the nearest name for an unknown flag."""
 
-    def flag(self, usage: str, text: str, **settings: Any) -> None:
+    def flag(self, usage: str, text: str = "", **settings: Any) -> None:
         """Add a flag. A flag with the name of an option sets the option.
 
         Args:
             usage: the flag, and the name of its value if it has one, such as ``--trials N``. The
                 value of FILE or PATH is a `Path`, and that of N a whole number from 1.
-            text: the help. The default is added.
+            text: the help; that of the option if it is empty. The default is added.
             **settings: other settings of `add_argument`.
         """
         flag, _, value = usage.partition(" ")
@@ -177,6 +177,7 @@ class Parser(argparse.ArgumentParser):
             settings = {"metavar": value, "type": kinds.get(value, str), **settings}
         if name in REPEATABLE:
             settings |= {"action": "append", "default": []}
+        text = text or FIELDS[name].description or ""
         default = settings.get("default", FIELDS[name].default if name in FIELDS else None)
         if default and "Default" not in text:
             text += f" Default: {default}."
@@ -305,12 +306,12 @@ class Command:
         file = ConfigFile() if flags.config is None else read_config(flags.config)
         typed = self._typed(flags)
         overridden = CONSTRAINTS if any(name in typed for name in CONSTRAINTS) else ()
-        given = {name: getattr(file, name) for name in file.model_fields_set - {*overridden}}
-        values = {**self.defaults, **given, **typed}
+        of_file = {name: getattr(file, name) for name in file.model_fields_set - {*overridden}}
+        values = {**self.defaults, **of_file, **typed}
         for name, reason in self.refused.items():
-            found = values.pop(name, None)
-            if found is not None and found != AdaFuseConfig.model_fields[name].default:
-                raise InvalidOptionError(f"option {name!r}: {reason}; got {short_repr(found)}")
+            value = values.pop(name, None)
+            if value is not None and value != AdaFuseConfig.model_fields[name].default:
+                raise InvalidOptionError(f"option {name!r}: {reason}; got {short_repr(value)}")
         for section, kind in SECTIONS.items():
             known = getattr(file, section).model_dump(exclude_unset=True)
             values[section] = kind(**_only(kind, {**self.defaults, **known, **typed}))
@@ -331,7 +332,7 @@ class Command:
                 raise InvalidOptionError(f"option {name!r} is given twice, as a flag and with -o")
             typed[name] = value
             if name == "stop":
-                typed[name] = tuple(unescaped(each) for each in value if each)
+                typed[name] = tuple(unescaped(text) for text in value if text)
             elif name == "json_schema":
                 typed[name] = read_schema(value)
         return typed
@@ -376,7 +377,7 @@ def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
 def unescaped(text: str) -> str:
     r"""Replace the escapes ``\n``, ``\t`` and ``\\`` in the value of a flag."""
     escapes = {"n": "\n", "t": "\t", "\\": "\\"}
-    return re.sub(r"\\([nt\\])", lambda found: escapes[found[1]], text)
+    return re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], text)
 
 
 def _described(error: Exception) -> tuple[str, int]:

@@ -22,15 +22,11 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
-    parser.flag("--host NAME", "Address to listen at; 0.0.0.0 stands for all interfaces.")
-    parser.flag("--port NUMBER", "Port to listen at. With 0, any free port.")
-    parser.flag(
-        "--api-key-file FILE",
-        f"API keys, one on each line. {VARIABLE} can hold some too.",
-        type=str,
-    )
-    parser.flag("--served-model-name NAME", "Name of the ensemble in requests.")
-    parser.flag("--max-requests NUMBER", "Number of requests to decode at the same time.")
+    parser.flag("--host NAME")
+    parser.flag("--port NUMBER")
+    parser.flag("--api-key-file FILE", type=str)
+    parser.flag("--served-model-name NAME")
+    parser.flag("--max-requests NUMBER")
     parser.flag("--strict", "Refuse requests with unknown fields, instead of a warning.")
     parser.flag("--log-level LEVEL", "Lowest level of log messages: debug, info, warning, error.")
 

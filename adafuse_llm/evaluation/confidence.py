@@ -85,8 +85,8 @@ def calibrate(
     Raises:
         InvalidInputError: there are too few answers.
     """
-    known = [(row, each) for row, each in zip(rows, rights, strict=True) if row is not None]
-    rows, rights = [row for row, _ in known], [each for _, each in known]
+    known = [(row, right) for row, right in zip(rows, rights, strict=True) if row is not None]
+    rows, rights = [row for row, _ in known], [right for _, right in known]
     hits = sum(rights)
     if len(rows) < FEWEST or min(hits, len(rows) - hits) < FEWEST_OF_A_KIND:
         raise InvalidInputError(
@@ -110,8 +110,8 @@ def calibrate(
         length=length,
         intercept=intercept,
     )
-    found = reliability(confidences.tolist(), rights)
-    return found.model_copy(update={"calibration": calibration})
+    worth = reliability(confidences.tolist(), rights)
+    return worth.model_copy(update={"calibration": calibration})
 
 
 def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliability:
@@ -119,7 +119,7 @@ def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliabi
     sure, right = np.array(confidences, dtype=np.float64), np.array(rights, dtype=bool)
     order = np.argsort(-sure, kind="stable")
     groups = np.array_split(order, GROUPS)
-    error = sum(len(each) * abs(sure[each].mean() - right[each].mean()) for each in groups)
+    error = sum(len(group) * abs(sure[group].mean() - right[group].mean()) for group in groups)
     curve = []
     for answered in range(10, 101, 10):
         chosen = order[: math.ceil(len(order) * answered / 100)]
@@ -145,17 +145,17 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
     standard = (table - center) / scale
     known = np.column_stack((np.ones(len(table)), standard))
     penalty = np.diag([0.0, *[RIDGE] * table.shape[1]])
-    found = np.zeros(known.shape[1])
+    weights = np.zeros(known.shape[1])
     for _ in range(STEPS):
-        chance = predicted(standard, found)
-        slope = known.T @ (right - chance) - penalty @ found
+        chance = predicted(standard, weights)
+        slope = known.T @ (right - chance) - penalty @ weights
         curvature = (known.T * (chance * (1 - chance))) @ known + penalty
         step = np.linalg.solve(curvature, slope)
-        found += step
+        weights += step
         if np.abs(step).max() < 1e-9:
             break
-    coefficients = found[1:] / scale
-    return np.array([found[0] - coefficients @ center, *coefficients])
+    coefficients = weights[1:] / scale
+    return np.array([weights[0] - coefficients @ center, *coefficients])
 
 
 def predicted(table: Array, coefficients: Array) -> Array:

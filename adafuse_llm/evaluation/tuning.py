@@ -86,7 +86,7 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
     for line in read_lines(content):
         label = [line.label] if isinstance(line.label, str) else line.label
         texts = label if isinstance(label, list) else []
-        is_labeled = texts and all(isinstance(each, str) and each.strip() for each in texts)
+        is_labeled = texts and all(isinstance(text, str) and text.strip() for text in texts)
         problem = line.problem
         if problem is None and not is_labeled:
             problem = 'its "answer" must be a text or a list of texts, which are not empty'
@@ -110,10 +110,10 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
 def embedded_questions() -> list[Question]:
     """Return 300 held-out questions for the embedded members."""
     questions = []
-    for number, each in enumerate(heldout_questions(300), start=1):
-        messages = question_messages(each.question, each.passages)
+    for number, heldout in enumerate(heldout_questions(300), start=1):
+        messages = question_messages(heldout.question, heldout.passages)
         text = messages[0]["content"]
-        questions.append(Question(number, text, {"messages": messages}, (each.answer,)))
+        questions.append(Question(number, text, {"messages": messages}, (heldout.answer,)))
     return questions
 
 
@@ -219,7 +219,7 @@ class Tuning(BaseModel):
     @property
     def verdict(self) -> str:
         """The conclusion from the held-out questions, as a sentence."""
-        found = self.comparison
+        test = self.comparison
         if self.lost:
             return (
                 f"{count(self.lost, 'answer')} to held-out questions failed, so the run does not "
@@ -227,16 +227,16 @@ class Tuning(BaseModel):
                 "again to answer them."
             )
         figures = (
-            f"({found.ours:.1f} against {found.theirs:.1f} % {found.metric} on {found.questions} "
-            f"held-out questions, difference {found.difference.shown('+')}, {found.chance})"
+            f"({test.ours:.1f} against {test.theirs:.1f} % {test.metric} on {test.questions} "
+            f"held-out questions, difference {test.difference.shown('+')}, {test.chance})"
         )
-        if found.verdict != "not shown":
+        if test.verdict != "not shown":
             beats = "beats" if self.pays else "does NOT beat"
             return f"The ensemble {beats} its best member, {self.best_member} {figures}."
-        needed = f" About {found.needed} would be needed to show one this large."
+        needed = f" About {test.needed} would be needed to show one this large."
         return (
-            f"These {found.questions} questions show no difference between the ensemble and "
-            f"its best member, {self.best_member} {figures}.{needed if found.needed else ''}"
+            f"These {test.questions} questions show no difference between the ensemble and "
+            f"its best member, {self.best_member} {figures}.{needed if test.needed else ''}"
         )
 
 
@@ -290,7 +290,7 @@ def tune(
     members = candidates(engine.members, config, engine.strategy)
     fixed.pop("use", None)
     sizes = range(len(members), 1, -1)
-    sets = [list(each) for size in sizes for each in itertools.combinations(members, size)]
+    sets = [list(names) for size in sizes for names in itertools.combinations(members, size)]
     for chosen in sets:
         config.override({"use": chosen}).member_weights(engine.members)
     measure = load_metric(metric)
@@ -314,15 +314,15 @@ def tune(
         if not planned:
             drawn = {name: rng.choice(values) for name, values in choices.items()}
             planned.append({"use": rng.choice(sets), **drawn})
-        each = planned.pop(0)
-        options = {name: each[name] for name in ("use", *choices)}
+        setting = planned.pop(0)
+        options = {name: setting[name] for name in ("use", *choices)}
         tried[repr(options)] = answers.trial(search, {**options, **fixed})
     best = min(tried.values(), key=lambda trial: (-trial.score, trial.tokens))
     settings = {"ensemble": best.options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
-    tested = {name: answers.trial(test, each) for name, each in settings.items()}
-    rights = [[a.is_right for a in answers.of(test, each)] for each in settings.values()]
+    tested = {name: answers.trial(test, setting) for name, setting in settings.items()}
+    rights = [[a.is_right for a in answers.of(test, setting)] for setting in settings.values()]
     singles = [answers.of(search, {"use": [member]}) for member in members]
-    missed = sum(not any(each.is_right for each in row) for row in zip(*singles, strict=True))
+    missed = sum(not any(answer.is_right for answer in row) for row in zip(*singles, strict=True))
     return Tuning(
         metric=metric,
         seed=seed,
@@ -337,7 +337,7 @@ def tune(
         comparison=compare(metric, *rights),
         out_of_reach=share(missed, len(search)),
         confidence={
-            name: answers.calibrated([search, test], each) for name, each in settings.items()
+            name: answers.calibrated([search, test], setting) for name, setting in settings.items()
         },
     )
 
@@ -416,10 +416,9 @@ class _Answers:
         )
 
     def of(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Answer]:
-        keys = {
-            each.number: json.dumps([each.number, options], sort_keys=True) for each in questions
-        }
-        missing = [each for each in questions if keys[each.number] not in self._done]
+        numbers = [question.number for question in questions]
+        keys = {number: json.dumps([number, options], sort_keys=True) for number in numbers}
+        missing = [question for question in questions if keys[question.number] not in self._done]
         for answer in self._decode(missing, options) if missing else ():
             key = keys[answer.line]
             self._done[key] = answer
@@ -432,12 +431,12 @@ class _Answers:
     def calibrated(
         self, parts: Sequence[Sequence[Question]], options: dict[str, Any]
     ) -> Reliability | str:
-        given = [answer for part in parts for answer in self.of(part, options)]
+        answers = [answer for part in parts for answer in self.of(part, options)]
         names = options["use"]
         strategy = (self._single if len(names) == 1 else self.engine).strategy.name
         try:
-            rows = [each.features for each in given]
-            return calibrate(strategy, names, rows, [each.is_right for each in given])
+            rows = [answer.features for answer in answers]
+            return calibrate(strategy, names, rows, [answer.is_right for answer in answers])
         except InvalidInputError as error:
             return str(error)
 
@@ -446,11 +445,11 @@ class _Answers:
     ) -> Iterator[Answer]:
         is_single = len(options["use"]) == 1
         engine = self._single if is_single else self.engine
-        given = options if is_single else {**_DEFAULTS, **options}
+        chosen = options if is_single else {**_DEFAULTS, **options}
 
         def ask(question: Question) -> Answer | None:
             try:
-                done = engine.generate(**question.request, **given, cancel=self.cancel)
+                done = engine.generate(**question.request, **chosen, cancel=self.cancel)
             except Exception as error:  # an error in one question must not stop the others
                 problem = " ".join(f"{type(error).__name__}: {error}".split())
                 return Answer(line=question.number, error=problem)

@@ -112,7 +112,7 @@ class RemoteEngine(Engine):
             with self._naming_server():
                 facts = models["data"][0]["adafuse"]
                 self.member_info = tuple(map(MemberInfo.model_validate, facts["member_info"]))
-                self.members = tuple(each.name for each in self.member_info)
+                self.members = tuple(member.name for member in self.member_info)
                 self.can_enforce = bool(facts["can_enforce"])
                 self._resolved = facts.get("strategy", "")
                 known = facts["config"].keys() & AdaFuseConfig.model_fields
@@ -152,8 +152,8 @@ class RemoteEngine(Engine):
 
         def stop() -> None:
             stopped.set()
-            for each in started:
-                each.cancel()
+            for work in started:
+                work.cancel()
 
         return Run(sum(size for size, _ in works), start, stop, (self._on_round, on_round))
 
@@ -178,8 +178,8 @@ class RemoteEngine(Engine):
             extension["continue_final_message"] = True
         # without reasoning, the server would read it off the content
         messages = [
-            {"reasoning_content": "", **each} if each["role"] == "assistant" else each
-            for each in conversation.messages
+            {"reasoning_content": "", **message} if message["role"] == "assistant" else message
+            for message in conversation.messages
         ]
         body: dict[str, Any] = {"adafuse": extension, "messages": messages}
         if conversation.tools:
@@ -263,9 +263,9 @@ class RemoteEngine(Engine):
         elif not readers:
             message = "the request was cancelled before its texts were scored"
             raise errors.RequestCancelledError(message)
-        for index, each in enumerate(readers, start=first):
-            if not each.is_whole:
-                deliver(index, each.cancelled(self.members, self._resolved))
+        for index, reader in enumerate(readers, start=first):
+            if not reader.is_whole:
+                deliver(index, reader.cancelled(self.members, self._resolved))
 
     async def _read(
         self, sent: httpx.Request, readers: list[ResponseReader], first: int, deliver: Deliver
@@ -285,7 +285,7 @@ class RemoteEngine(Engine):
                     for choice in chunk["choices"]:
                         if (event := readers[choice["index"]].add(extension)) is not None:
                             deliver(first + choice["index"], event)
-            if not all(each.is_whole for each in readers):
+            if not all(reader.is_whole for reader in readers):
                 raise self._error("ended the stream before the response was complete")
 
     def _ended(self, deliver: Deliver, number: int, size: int, work: Future[None]) -> None:
@@ -335,8 +335,8 @@ class RemoteEngine(Engine):
             raise self._error("answers in an unknown form. It must be 'adafuse serve'") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given: Any = {"ready_timeout": self._ready_timeout, "on_round": self._on_round}
-        return partial(type(self), **{**given, **self._strategy}), (self.url,)
+        settings: Any = {"ready_timeout": self._ready_timeout, "on_round": self._on_round}
+        return partial(type(self), **{**settings, **self._strategy}), (self.url,)
 
 
 async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:

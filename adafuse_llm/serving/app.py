@@ -80,8 +80,8 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         routes=[
             Route("/health", health, methods=["GET"]),
             Route("/ready", ready, methods=["GET"]),
-            *(Route(path, each, methods=["POST"]) for path, each in posts.items()),
-            *(Route(path, each, methods=["GET"]) for path, each in gets.items()),
+            *(Route(path, answer, methods=["POST"]) for path, answer in posts.items()),
+            *(Route(path, answer, methods=["GET"]) for path, answer in gets.items()),
             Route("/metrics", metrics),
             *([page_route()] if service.config.page else []),
         ],
@@ -105,7 +105,7 @@ async def _models(service: Service, request: Request) -> Response:
             extension = {
                 "members": list(engine.members),
                 "strategy": engine.strategy.name,
-                "member_info": [each.model_dump() for each in engine.member_info],
+                "member_info": [member.model_dump() for member in engine.member_info],
                 "config": config.model_dump(mode="json", exclude_defaults=True),
                 "can_enforce": engine.can_enforce,
             }
@@ -137,10 +137,10 @@ async def _complete(
             work = service.result(partial(_check, service, asked), has_grammar=True)
             await sse.unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
-        given = (*map(asked.options.get, GRAMMARS), asked.form.schema)
+        forms = (*map(asked.options.get, GRAMMARS), asked.form.schema)
         opened = service.admitted(
             partial(_open, service, asked, limit),
-            has_grammar=asked.form.calls_tools or any(each is not None for each in given),
+            has_grammar=asked.form.calls_tools or any(form is not None for form in forms),
             limit=limit,
         )
         if not asked.body.stream or extension.texts is not None:
@@ -165,7 +165,8 @@ def _open(
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
     if asked.variables or asked.effort or asked.prompts:
         active = engine.config.override(options).use or engine.members
-        codecs = {each.name: each.codec for each in engine.backends if each.name in active}
+        decoding = [backend for backend in engine.backends if backend.name in active]
+        codecs = {backend.name: backend.codec for backend in decoding}
         options = _with_variables(engine, options, asked, codecs)
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
@@ -193,7 +194,7 @@ def _open(
         timeout=timeout,
         cancel=cancel,
     )
-    requests = [replace(request, prompt=each) for each in asked.prompts] or [request]
+    requests = [replace(request, prompt=prompt) for prompt in asked.prompts] or [request]
     run = engine.open(requests)
     config = engine.config.override(options)
     model = body.model or service.config.served_model_name
@@ -228,17 +229,17 @@ def _with_variables(
             asked.ignored.add(EFFORT, f"{short_repr(effort)} is refused by the template of {names}")
     for name in [name for name in given if name not in known and name not in engine.members]:
         asked.ignored.add(name, "no chat template of the members reads it")
-        del given[name]
-    given |= options.get("chat_template_kwargs") or {}
-    return {**options, "chat_template_kwargs": given} if given else options
+        del variables[name]
+    variables |= options.get("chat_template_kwargs") or {}
+    return {**options, "chat_template_kwargs": variables} if variables else options
 
 
 async def _whole(service: Service, opened: Opened) -> Response:
     async with opened as (run, writer):
         done: dict[int, Any] = {
             index: result
-            async for index, each in service.events(run)
-            if (result := each if isinstance(each, Scores) else each.generation) is not None
+            async for index, event in service.events(run)
+            if (result := event if isinstance(event, Scores) else event.generation) is not None
         }
     results = [done[index] for index in range(run.size)]
     return JSONResponse(await anyio.to_thread.run_sync(writer.response, results))  # it may count
@@ -257,11 +258,11 @@ async def _parts(
                 if numbered is None:
                     yield sse.COMMENT
                     continue
-                index, each = numbered
-                for part in writer.events(index, each):
+                index, event = numbered
+                for part in writer.events(index, event):
                     yield part
-                if each.generation is not None:
-                    done[index] = each.generation
+                if event.generation is not None:
+                    done[index] = event.generation
         results = [done[index] for index in sorted(done)]
         for part in await anyio.to_thread.run_sync(lambda: [*begun.ending(results)]):
             yield part
