@@ -106,8 +106,7 @@ def _show_rounds(generation: Generation, alone: Mapping[str, str], display: Disp
         console.print(display.alone(alone), "")
     columns = ": winning member, its text, score, and the runner-up or who was not asked"
     console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
-    console.print(display.rounds(generation.rounds), display.terms(generation.rounds), sep="\n")
-    console.print()
+    console.print(display.rounds(generation.rounds), "", sep="\n")
 
 
 COMMAND = Command(

@@ -140,8 +140,7 @@ class _Conversation:
             terms = display.terms([done], by_member=True)
             show(display.legend(), display.trace(done), terms, sep="\n")
         else:
-            every = self._answer.rounds
-            show(display.rounds(every), display.terms(every))
+            show(display.rounds(self._answer.rounds))
             show(display.summary(self._answer))
 
     def _reply(self) -> None:

@@ -297,8 +297,10 @@ def tune(
     search, test = divide(questions, held_out, seed)
     cancel = cancel or threading.Event()
     answers = _Answers(engine, measure, known, log, cancel, on_answer)
+    # every member alone
     alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
+    # settings of the ensemble: the defaults first, with all members and with the best two
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
     ensembles = [sets[0]] if len(members) == 2 else [sets[0], best_two]
     varied = CHOICES.keys() & engine.strategy.options - fixed.keys()
@@ -311,16 +313,18 @@ def tune(
     tried: dict[str, Trial] = {}
     different = len(sets) * math.prod(map(len, choices.values()))
     while len(tried) < min(trials, different):
-        if not planned:
+        if not planned:  # then random ones
             drawn = {name: rng.choice(values) for name, values in choices.items()}
             planned.append({"use": rng.choice(sets), **drawn})
         setting = planned.pop(0)
         options = {name: setting[name] for name in ("use", *choices)}
         tried[repr(options)] = answers.trial(search, {**options, **fixed})
+    # the best setting against the best member, on questions that the search has not seen
     best = min(tried.values(), key=lambda trial: (-trial.score, trial.tokens))
     settings = {"ensemble": best.options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
     tested = {name: answers.trial(test, setting) for name, setting in settings.items()}
     rights = [[a.is_right for a in answers.of(test, setting)] for setting in settings.values()]
+    # questions of the search that no member alone answers
     singles = [answers.of(search, {"use": [member]}) for member in members]
     missed = sum(not any(answer.is_right for answer in row) for row in zip(*singles, strict=True))
     return Tuning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -68,10 +68,11 @@ class Display:
         reasoned = Text(printable(generation.reasoning), REASONING)
         return [Text("Reasoning", "bold"), reasoned, Text(), Text("Answer", "bold"), answer]
 
-    def rounds(self, rounds: Sequence[Round]) -> Table:
-        """Return a table of rounds: the owner, the winner, its score and the runner-up of each.
+    def rounds(self, rounds: Sequence[Round]) -> Group:
+        """Return a table of rounds, and below it what their scores mean.
 
-        If a round did not ask all members, the table names the others instead of the runner-up.
+        A row has the owner, the winner, its score and the runner-up. If a round did not ask all
+        members, it names the others instead of the runner-up.
         """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
@@ -92,7 +93,7 @@ class Display:
                 "" if decided.forced else styles.number(winner.score),
                 Text(left_out or _preferred_to(decided), "dim"),
             )
-        return table
+        return Group(table, self.terms(rounds))
 
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
         """Return a line that explains the scores of rounds, and one for the members' numbers."""
@@ -159,7 +160,6 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
         yield from display.response(each)
         yield Text()
         yield display.rounds(each.rounds)
-        yield display.terms(each.rounds)
         yield Text()
         yield display.summary(each)
 

@@ -163,6 +163,7 @@ def _open(
     """Check a request against the models and the limits of the server, and open it."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
+    # what depends on the members that decode: variables of templates, control tokens as text
     if asked.variables or asked.effort or asked.prompts:
         active = engine.config.override(options).use or engine.members
         decoding = [backend for backend in engine.backends if backend.name in active]
@@ -170,6 +171,7 @@ def _open(
         options = _with_variables(engine, options, asked, codecs)
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
+    # the limits of the server
     form, conversation = asked.form, asked.conversation
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
@@ -179,6 +181,7 @@ def _open(
         characters=max(sizes) + sum(map(len, extension.texts or ())),
         has_form=form.calls_tools or form.schema is not None,
     )
+    # the form of the reply, as a grammar if the members can follow one
     if form.tools or form.schema is not None:
         try:
             options, warning = enforced(engine, form, options, asked.enforce)
@@ -242,7 +245,8 @@ async def _whole(service: Service, opened: Opened) -> Response:
             if (result := event if isinstance(event, Scores) else event.generation) is not None
         }
     results = [done[index] for index in range(run.size)]
-    return JSONResponse(await anyio.to_thread.run_sync(writer.response, results))  # it may count
+    # in a thread, because the writer may count the tokens of the reasoning
+    return JSONResponse(await anyio.to_thread.run_sync(writer.response, results))
 
 
 async def _parts(
