@@ -5,6 +5,7 @@ These are ASGI middlewares. They answer errors in the form of OpenAI's API.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import logging
@@ -215,8 +216,10 @@ def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | N
     """Refuse requests without the header ``Authorization: Bearer KEY``. The page needs no key."""
     header = headers.get("authorization", "")
     scheme, _, key = header.partition(" ")
-    # all keys are compared, so that the time does not depend on the first one that fits
-    fits = [hmac.compare_digest(key.strip().encode(), known.encode()) for known in keys]
+    # all keys are compared, as digests, so that the time depends neither on them nor on their order
+    sent = hashlib.sha256(key.strip().encode()).digest()
+    digests = [hashlib.sha256(known.encode()).digest() for known in keys]
+    fits = [hmac.compare_digest(sent, digest) for digest in digests]
     if path in ("", "/") or (any(fits) and scheme.lower() == "bearer"):
         return None
     problem = "the API key is not valid." if header else "the request has no API key."
