@@ -122,11 +122,12 @@ def _print_all(display: Display, generation: Generation, *, trace: bool) -> None
     if trace or console.is_terminal:
         console.print(display.legend(), "", sep="\n")
     for place, each in enumerate(styles.responses(generation)):
-        heading = Text(styles.heading(place, generation), "bold")
-        console.print(*([""] if place else []), heading, sep="\n")
-        for decided in each.rounds if trace else ():
-            console.print(display.trace(decided), "", sep="\n")
+        if place:
+            console.print()
+        console.print(Text(styles.heading(place, generation), "bold"))
         if trace:
+            for decided in each.rounds:
+                console.print(display.trace(decided), "", sep="\n")
             console.print(display.terms(each.rounds, by_member=True), "", sep="\n")
         if console.is_terminal:
             console.print(*display.response(each), sep="\n", soft_wrap=True)

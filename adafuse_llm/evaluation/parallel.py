@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ def in_order(
     items: Iterable[Item],
     workers: int,
     cancel: threading.Event | None = None,
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Call a function for every item in `workers` threads. Yield the results in item order.
 
     The engine decodes the requests of all threads in common forward passes. `cancel` is set before

@@ -15,6 +15,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import InitVar, dataclass
 from statistics import fmean
 from typing import Any
@@ -468,16 +469,14 @@ class _Answers:
                 features=features(done, options["use"]),
             )
 
-        try:
-            for answer in in_order(ask, questions, engine.runtime.max_requests):
+        answers = in_order(ask, questions, engine.runtime.max_requests, self.cancel)
+        with closing(answers):  # an error cancels the requests that run
+            for answer in answers:
                 if answer is None:
                     raise RequestCancelledError("the search was cancelled before its end")
                 if self.on_answer is not None:
                     self.on_answer("+".join(options["use"]), answer)
                 yield answer
-        except BaseException:  # cancel the running requests, because their results are not needed
-            self.cancel.set()
-            raise
 
 
 _DEFAULTS = AdaFuseConfig().model_dump(include={*CHOICES})
