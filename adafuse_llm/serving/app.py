@@ -218,19 +218,19 @@ def _with_variables(
     ``reasoning_effort`` is one; ``none`` also switches reasoning off. Clients send it unasked, so
     an effort that a template refuses is left out.
     """
-    known = {name for each in codecs.values() for name in each.template_facts.variables}
-    given, effort = dict(asked.variables), asked.effort
+    known = {name for codec in codecs.values() for name in codec.template_facts.variables}
+    variables, effort = dict(asked.variables), asked.effort
     switch = next((name for name in SWITCHES if name in known), None) if effort == "none" else None
     if switch:
-        given.setdefault(switch, False)
+        variables.setdefault(switch, False)
     if effort is not None and (EFFORT in known or not switch):
         refusing = [name for name in codecs if not accepts(codecs[name], {EFFORT: effort})]
         if not refusing:
-            given.setdefault(EFFORT, effort)
+            variables.setdefault(EFFORT, effort)
         elif not switch:
             names = ", ".join(map(repr, refusing))
             asked.ignored.add(EFFORT, f"{short_repr(effort)} is refused by the template of {names}")
-    for name in [name for name in given if name not in known and name not in engine.members]:
+    for name in [name for name in variables if name not in known and name not in engine.members]:
         asked.ignored.add(name, "no chat template of the members reads it")
         del variables[name]
     variables |= options.get("chat_template_kwargs") or {}

@@ -305,7 +305,7 @@ def test_rows_of_a_running_request_serve_others_until_the_cache_is_cleared() -> 
 def test_as_many_rows_are_kept_as_the_limit_and_the_form_allow(
     form: str, rows: int, kept: int
 ) -> None:
-    limit = rows * member(ENDLESS).cache_bytes(1) // 2
+    limit = rows * member(ENDLESS).cache_bytes(1) // 3  # a third of it is rows
     with AdaFuseEngine([member(ENDLESS, form=form, prefix_cache_bytes=limit)]) as engine:
         assert [cached(engine, HEADER * 4) for _ in range(2)] == [0, kept]
 
