@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm.backends.llamacpp import LlamaCppBackend
 from adafuse_llm.embedded import member_paths
-from tests.reference import ReferenceMember
 from tests.support.gguf_files import embedded_gguf
 
 PATHS = {path.name: path for path in member_paths()}
@@ -38,21 +37,6 @@ def gguf(name: str = "wren", *, kind: str = "f32", **options: Any) -> LlamaCppBa
 @functools.cache
 def members() -> tuple[LlamaCppBackend, ...]:
     return tuple(map(gguf, NAMES))
-
-
-@functools.cache
-def references() -> tuple[ReferenceMember, ...]:
-    return tuple(
-        ReferenceMember(
-            name,
-            AutoModelForCausalLM.from_pretrained(PATHS[name]).eval().double(),
-            tokenizer(name),
-            member.codec,
-            member.end_ids,
-            member.context_window,
-        )
-        for name, member in zip(NAMES, members(), strict=True)
-    )
 
 
 def plain_logits(name: str, ids: Sequence[int]) -> list[float]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adafuse_llm import AdaFuseEngine, MemberError, RuntimeConfig
-from adafuse_llm.backends import FakeBackend, Query, QueryResult
+from adafuse_llm import MemberError
+from adafuse_llm.backends import Query, QueryResult
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.tree.sampling import Draw
 from adafuse_llm.tree.tokens import Next, TokenTree
@@ -79,35 +79,3 @@ def test_valid_results_of_unusual_form_are_accepted(summary: Next) -> None:
     found = [QueryResult((summary,), (-math.inf,), 1, 1)]
     assert check_results("x", [QUERY], found) is found
     assert not found[0].has_nan
-
-
-class Spoiled(FakeBackend):
-    """A fake whose results have no log-probabilities once it has evaluated `start` nodes."""
-
-    start = 0
-    is_spoiled = True
-
-    def evaluate(self, queries):
-        results = super().evaluate(queries)
-        if not self.is_spoiled or self.passes <= self.start:
-            return results
-        return [replace(each, next=(), logprobs=()) for each in results]
-
-
-@pytest.mark.parametrize(("start", "drafting"), [(0, True), (4, False), (4, True)])
-def test_an_engine_checks_all_results_and_stays_usable(start: int, drafting: bool) -> None:
-    words = ("the", " light", " house", " is", " old")
-
-    def rule(text: str) -> dict[str, float]:
-        return {**dict.fromkeys(words, 0.1), words[len(text) % 5]: 0.5}
-
-    spoiled = Spoiled("spoiled", rule, words)
-    spoiled.start = start
-    members = [spoiled, FakeBackend("healthy", rule, words)]
-    with AdaFuseEngine(members, runtime=RuntimeConfig(drafting=drafting)) as engine:
-        for call in (engine.generate, lambda prompt, **_: engine.score(prompt, ["zebra crossing"])):
-            with pytest.raises(MemberError, match="invalid result") as caught:
-                call("Go: ", max_new_tokens=12)
-            assert caught.value.member == "spoiled"
-        spoiled.is_spoiled = False
-        assert engine.generate("Go: ", max_new_tokens=12).text

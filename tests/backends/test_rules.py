@@ -108,15 +108,6 @@ class TestGGUF(BackendTests):
 
 
 @pytest.mark.gguf
-class TestQuantizedGGUF(BackendTests):
-    tolerance = 0.2
-    steps = 20
-
-    def member(self) -> Any:
-        return gguf_members.gguf("heron", kind="q8_0")
-
-
-@pytest.mark.gguf
 class TestGGUFWithoutRoom(TestGGUF):
     """Requests lose their cells to each other, and go on."""
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from tests.decoding.cases import CONVERSATIONS, FORMS, OTHERS, PREFIXED, TEMPLATES
 from tests.decoding.test_sampling import DRAWS
-from tests.decoding.test_sampling_distribution import chi_square
 from tests.reference import Options, WordMixture, decode
 from tests.reference_sampling import kept
 from tests.support.compare import TOLERANCE, assert_same
@@ -152,6 +152,23 @@ def mean_chances(
 
     visit([], 1.0, after_word=False)
     return dict(found)
+
+
+def chi_square(observed: Counter[str], chances: Mapping[str, float]) -> float:
+    """Probability of a deviation from `chances` that is as large as the observed one or larger."""
+    count = observed.total()
+    assert set(observed) <= set(chances), set(observed) - set(chances)
+    terms: list[float] = []
+    got = expected = 0.0
+    for text in sorted(chances, key=lambda text: (chances[text], text)):
+        got, expected = got + observed[text], expected + count * chances[text]
+        if expected >= 5:
+            terms.append((got - expected) ** 2 / expected)
+            got = expected = 0.0
+    freedom = torch.tensor((len(terms) - 1) / 2, dtype=torch.float64)
+    statistic = torch.tensor(math.fsum(terms) / 2, dtype=torch.float64)
+    assert len(terms) > 5
+    return float(torch.special.gammaincc(freedom, statistic))
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["T=1", "T=0.7, top_p=0.8"])

@@ -12,36 +12,15 @@ from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.errors import ContextWindowError, MemberError
 from tests.backends.gguf_members import (
     NAMES,
-    TOLERANCE,
     gguf,
     members,
     model,
-    references,
     tokenizer,
 )
-from tests.reference import Options, decode
-from tests.support.compare import assert_same
-from tests.support.sizes import sized
 
 pytestmark = pytest.mark.gguf
 
 MILL = "The Silesse Mill is a mill. A visit to it costs 4 coins.\n\nQ: What does a visit cost?\nA:"
-CASES: tuple[tuple[str, dict[str, Any]], ...] = (
-    (MILL, {}),
-    ("A list:\n - bread, salt and oil\n", {"branching_factor": 5, "top_logprobs": 2}),
-    ("Caf\u00e9 \U0001f600 Orrin   ", {"temperature": 0.9, "seed": 11, "top_p": 0.9}),
-    ("\u4e2d\u6587\u6ca1\u6709\u3002", {"regex": "[A-Z][a-z]+( [a-z]+){2,4}\\."}),
-)
-
-
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize(("prompt", "options"), CASES)
-def test_an_ensemble_of_gguf_members_equals_the_reference(
-    prompt: str, options: dict[str, Any]
-) -> None:
-    options = {"max_new_tokens": sized(12, 24), **options}
-    expected = decode(list(references()), prompt, Options(**options))
-    assert_same(AdaFuseEngine(members()).generate(prompt, **options), expected, TOLERANCE)
 
 
 def test_messages_are_read_as_by_the_transformers_members_and_kinds_of_members_mix() -> None:

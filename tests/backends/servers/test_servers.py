@@ -114,12 +114,6 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(api: str, load
     engine = AdaFuseEngine([loaded])
     refused: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
         ({"temperature": 0.7}, InvalidOptionError, "cannot draw"),
-        ({"repetition_penalty": 1.2}, InvalidOptionError, "cannot change"),
-        (
-            {"repetition_penalty": 1.0, "presence_penalty": 0.5},
-            InvalidOptionError,
-            r"cannot change its distributions; got 0\.5",
-        ),
         ({"regex": "[a-z]+"}, GrammarError, "use choices"),
     )
     for options, kind, says in refused:
