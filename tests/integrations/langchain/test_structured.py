@@ -207,12 +207,6 @@ async def test_an_object_that_the_limit_cuts_is_an_error(method):
 # Enforced -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_enforced_reply_fits_whatever_the_members_write(method):
-    chat = chat_that(written(UNFIT, method), enforce=True, max_new_tokens=80)
-    assert chat.with_structured_output(City, method=method).invoke("Which?").name == "Orrin"
-
-
 def asks_first(prompt):
     if '"content": "1200"' not in prompt:
         return call("population", city="Orrin")

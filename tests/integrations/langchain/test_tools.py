@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import (
     AIMessage,
@@ -201,12 +200,3 @@ def test_any_part_of_a_history_is_counted_and_trimmed() -> None:
     trimmed = trim_messages(HISTORY, max_tokens=size // 2, token_counter=chat, strategy="last")
     assert 0 < len(trimmed) < len(HISTORY)
     assert chat.invoke(trimmed).content == "Well."
-
-
-def test_an_agent_summarizes_its_history() -> None:
-    chat = chat_that("Well.")
-    summary = SummarizationMiddleware(chat, trigger=("tokens", 100), keep=("messages", 3))
-    agent: Any = create_agent(chat, TOOLS, middleware=[summary])
-    messages = agent.invoke({"messages": HISTORY[1:]})["messages"]
-    assert messages[-1].content == "Well."
-    assert len(messages) < len(HISTORY)

@@ -214,12 +214,6 @@ def test_tool_calls_of_other_llms_are_read(blocks, extras):
     assert prompt.count('{"name": "add", "content": "3"}') == 1
 
 
-def test_a_result_without_its_call_is_text_of_the_user():
-    result = ChatMessage("It is 3.", role="tool", additional_kwargs={"tool_call_id": "call_0"})
-    prompt = prompt_of_chat(result, ChatMessage("Is that right?"))
-    assert '<|im_start|>user\n<tool_response>\n{"content": "It is 3."}' in prompt
-
-
 # Reasoning --------------------------------------------------------------------------------------
 
 
@@ -258,9 +252,3 @@ async def test_options_of_fields_and_of_calls_reach_the_engine(engine):
             assert start.members == ("quill",)
         with pytest.raises(InvalidOptionError, match="max_new_token"):
             await ask(llm, path, "Where?", max_new_token=3)
-
-
-def test_a_constraint_of_a_call_replaces_the_one_of_the_llm(engine):
-    shaped = AdaFuseLLM(engine=engine, regex="(yes|no)!")
-    assert shaped.complete("Where is it?").text in ("yes!", "no!")
-    assert shaped.complete("Where is it?", choices=["hill"]).text == "hill"

@@ -56,22 +56,6 @@ async def test_members_are_loaded_in_a_thread_and_let_go(monkeypatch):
     llm.unload()
 
 
-def test_wrong_ways_of_making_one():
-    with counting_engine(3) as engine:
-        wrongs: list[tuple[dict[str, Any], str]] = [
-            ({}, "members=.* or engine="),
-            ({"members": "gpt2"}, "members must be a list"),
-            ({"members": iter([])}, "members is empty"),
-            ({"members": ["a"], "engine": engine}, "members=.* or engine="),
-            ({"engine": engine, "dtype": "bfloat16"}, "dtype"),
-            ({"engine": engine, "strategy": "single"}, "strategy"),
-            ({"engine": engine, "max_word": 2}, "max_words"),
-        ]
-        for wrong, message in wrongs:
-            with pytest.raises(errors.InvalidInputError, match=message):
-                AdaFuseLLM(**wrong)
-
-
 def test_a_deep_copy_has_its_own_configuration_and_the_same_engine():
     with scripted_engine(lambda prompt: "One two three four.") as engine:
         callbacks, limiter = CallbackManager(), TokenBucketRateLimiter(requests_per_minute=6000)

@@ -79,23 +79,6 @@ def test_where_one_response_is_used_one_is_drawn():
     assert {start.options["n"] for start in record.named("AdaFuseGenerationStartEvent")} == {1}
 
 
-def test_options_can_be_assigned_also_under_other_names(engine):
-    llm: Any = AdaFuseLLM(engine=engine, max_tokens=12)
-    llm.max_tokens, llm.stop_sequences = 3, " x"
-    assert (llm.max_tokens, llm.max_new_tokens, llm.stop) == (3, 3, (" x",))
-    assert llm.metadata.num_output == 3
-    assert llm.complete("Paint!").text == " red" * 3
-    assert llm.complete("Paint!", max_tokens=2).text == " red" * 2
-    for name, value in [("max_tokens", 0), ("stop", ("",)), ("weights", {"oak": -1.0})]:
-        with pytest.raises(InvalidOptionError, match=name.replace("max_tokens", "max_new_tokens")):
-            setattr(llm, name, value)
-    for name, value in [("complete_as_chat", "perhaps"), ("max_new_token", 3)]:
-        with pytest.raises(ValueError, match=name):
-            setattr(llm, name, value)
-    llm.max_tokens = None
-    assert llm.metadata.num_output == 256
-
-
 def test_log_probabilities_are_those_of_the_leading_member(engine):
     llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, weights={"oak": 1.0, "elm": 2.0})
     whole, chunks = llm.complete("Paint!"), [*llm.stream_chat([ChatMessage("Paint!")])]
