@@ -63,17 +63,6 @@ def test_what_is_typed_comes_before_the_file(adafuse, tmp_path, fakes):
     assert typed["runtime"] == RuntimeConfig(max_requests=4, drafting=False)
 
 
-@pytest.mark.parametrize("text", ["max_words: 0", "trust_remote_code: true", None])
-def test_a_file_that_cannot_be_used_is_named(adafuse, tmp_path, fakes, text):
-    path = tmp_path / "config.yaml"
-    if text is not None:
-        path.write_text(text)
-    result = adafuse("generate", "x:", "--config", path)
-    assert (result.exit_code, fakes) == (2, [])
-    assert str(path) in result.stderr
-    assert (text or "No such file").split(":")[0] in result.stderr
-
-
 def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
     config = tmp_path / "ensemble.yaml"
     config.write_text("models: [a, b.gguf, {path: c.gguf, threads: 2}]\n")

@@ -79,38 +79,6 @@ def test_changes_equal_the_processors_of_transformers() -> None:
         assert (logits - totals)[1].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"repetition_penalty": 1.0, "presence_penalty": 0, "logit_bias": {}}, "a a a a "),
-        ({"presence_penalty": 2.0}, "a b c "),
-        ({"no_repeat_ngram_size": 2}, "a a b a "),
-        ({"logit_bias": {"a b ": 5}}, "a b a b "),
-        ({"logit_bias": {"a ": -100, "b ": -100, "c ": -100}}, ""),
-    ],
-)
-def test_options_of_a_request(options: dict[str, Any], text: str) -> None:
-    given: dict[str, Any] = {"max_new_tokens": 4, "branching_factor": 1, **options}
-    for names in (("wren",), ("wren", "heron")):
-        with engine(*names) as ensemble:
-            assert ensemble.generate("x", **given).text == text
-
-
-def test_a_response_has_the_minimum_length_in_every_members_tokens() -> None:
-    def short(text: str) -> dict[str, float]:
-        return {"<end>": 0.9, "ab ": 0.1}
-
-    def split(text: str) -> dict[str, float]:
-        return {"<end>": 0.9, "a": 0.1} if text[-1] in "x " else {"b ": 1.0}
-
-    members = [FakeBackend("wren", short, ["ab "]), FakeBackend("heron", split, ["b "])]
-    with AdaFuseEngine(members) as ensemble:
-        assert ensemble.generate("x").text == ""
-        result = ensemble.generate("x", min_new_tokens=3)
-    assert result.usage.completion_tokens == {"wren": 3, "heron": 6}
-    assert result.finish_reason == "stop"
-
-
 def test_a_grammar_wins_over_forbidden_tokens() -> None:
     ensemble = tiny_engine(Recipe("llama", "bytelevel", seed=31))  # shared, so it stays open
     biases = {"a": -90, " a": -90}

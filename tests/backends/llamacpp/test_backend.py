@@ -10,13 +10,7 @@ from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError
 from adafuse_llm.backends import Backend, Query, TokenTree
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.errors import ContextWindowError, MemberError
-from tests.backends.gguf_members import (
-    NAMES,
-    gguf,
-    members,
-    model,
-    tokenizer,
-)
+from tests.backends.gguf_members import NAMES, gguf, members, model, tokenizer
 
 pytestmark = pytest.mark.gguf
 

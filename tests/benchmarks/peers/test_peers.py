@@ -16,7 +16,6 @@ from benchmarks import peers
 from benchmarks.peers import BeamSearch, DeePEn, GaC, MajorityVote, Rerank, SweetSpan, UniTE
 from tests.reference import mean_nll
 from tests.strategies.test_strategies import saying
-from tests.support.compare import as_data
 from tests.support.models import PAIR, TRIPLE, Recipe, backend, reference
 
 PROMPT = "Question: who keeps the light?\nAnswer:"
@@ -156,19 +155,3 @@ def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
         assert [set(c.nll) for c in only.candidates] == [{"a"}, {"b"}, {"c"}]
         assert engine.generate("Where:", weights=(3, 1, 1)).text == " Twelve."
         assert engine.generate("Where:", use=("a", "b")).text == " Twelve."
-
-
-# All of them ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", peers.STRATEGIES, ids=lambda strategy: strategy.name)
-def test_requests_of_a_batch_give_what_they_give_alone(strategy: Strategy) -> None:
-    with AdaFuseEngine([backend(recipe) for recipe in PAIR], strategy=strategy) as engine:
-        prompts = [PROMPT, "The ferry to Orrin leaves at nine."]
-        alone = [engine.generate(prompt, max_new_tokens=8) for prompt in prompts]
-        together = engine.generate_batch(prompts, max_new_tokens=8)
-        assert [each.text for each in together] == [each.text for each in alone]
-        events = list(engine.stream(PROMPT, max_new_tokens=8))
-        assert "".join(event.text for event in events) == alone[0].text
-        assert as_data(alone[0]) == as_data(engine.generate(PROMPT, max_new_tokens=8))
