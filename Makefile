@@ -19,10 +19,9 @@ REAL_QUESTION ?= Which product is the Jalith Museum known for?
 REAL := $(or $(ADAFUSE_REAL),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/adafuse-llm/real)
 REAL_MODELS := $(REAL)/SmolLM2-135M-Instruct-Q4_1.gguf $(REAL)/qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf
 PORT ?= 8000
-# of make mutants: all six folders of the core by default
-FILES ?=
-SAMPLE ?= 100
-SEED ?= 0
+# of make mutants: a file of the package, and the tests that should notice its mutants
+FILE ?= adafuse_llm/text/stops.py
+TESTS ?= tests/text
 WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
@@ -90,8 +89,12 @@ lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-mutants: $(SETUP) # change FILES in SAMPLE places, one at a time, and list the changes that the nearest tests miss
-	$(BIN)/python -m tests.mutants $(FILES) --sample $(SAMPLE) --seed $(SEED)
+mutants: $(SETUP) # change FILE in one place at a time, and list the changes that no test in TESTS notices
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt mutmut
+	@printf '%s\n' '[mutmut]' source_paths=adafuse_llm only_mutate=$(FILE) also_copy= '  benchmarks' '  integrations' \
+		pytest_add_cli_args= '  -p' '  no:xdist' pytest_add_cli_args_test_selection=$(TESTS) > setup.cfg
+	-$(BIN)/mutmut run
+	@$(BIN)/mutmut results; rm -r setup.cfg mutants
 
 format: $(SETUP) # apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
