@@ -11,12 +11,11 @@ from huggingface_hub import constants
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
 from adafuse_llm import TransformersMember as Transformers
-from adafuse_llm.backends.gguf import read_facts
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import gguf as loading
 from adafuse_llm.loading.gguf import find_file
 from adafuse_llm.loading.specs import as_spec
-from tests.support.gguf_files import embedded_gguf, rewrite_gguf
+from tests.support.gguf_files import embedded_gguf
 
 WREN, HERON, _ = member_paths()
 WITHOUT_GPU = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
@@ -156,25 +155,3 @@ def test_only_the_files_of_the_model_are_downloaded(snapshot: Path, monkeypatch)
     assert found("org/some-GGUF", file="Q8/*", revision="v2") == snapshot / PARTS[0]
     assert downloaded == [("m-Q4_K_M.gguf", None), (PARTS[0], "v2"), (PARTS[1], "v2")]
     assert "has 2 GGUF files: m-Q4_K_M.gguf, Q8/m-00001-of-00002.gguf" in refusal("org/some-GGUF")
-
-
-# llama.cpp ------------------------------------------------------------------------------------
-
-
-@pytest.mark.gguf
-def test_files_that_people_have_write_the_same_text(tmp_path: Path) -> None:
-    original = embedded_gguf("wren", "q8_0")
-    template = {"tokenizer.chat_template.chatml": read_facts(original).chat_template}
-    named: dict[str, Any] = {"entries": template, "without": ["tokenizer.chat_template"]}
-    rewrite_gguf(original, tmp_path / "m.gguf", split=20, first=["blk.0.attn_q.weight"])
-    texts = []
-    for file in (
-        original,
-        tmp_path / "m-00001-of-00003.gguf",
-        rewrite_gguf(original, tmp_path / "t.gguf", **named),
-        put(tmp_path / "blobs", "sha256-12") / "sha256-12",
-    ):
-        with AdaFuseEngine.from_pretrained([GGUFMember(str(file), context=512)]) as engine:
-            messages = [{"role": "user", "content": "What is 12 + 7?"}]
-            texts.append(engine.generate(messages=messages, max_new_tokens=12).text)
-    assert texts == [texts[0]] * 4

@@ -51,13 +51,7 @@ CHARACTERS = sorted({*"".join((*PIECES, *PARTS)), *string.printable})
 
 
 def _member(chance: random.Random, name: str, common: int) -> RecordedFake:
-    """A random member without a model, which records its requests.
-
-    Args:
-        chance: source of its preferences.
-        name: its name.
-        common: seed of the preferences that it shares with other members.
-    """
+    """A random member; `common` is the seed of the preferences that it shares with others."""
     own = chance.randrange(2**30)
     sharpness = chance.choice([1.0, 1.5, 3.0, 10.0])  # of two neighboring preferences; 1 gives ties
     end = chance.choice([0.05, 0.2, 0.4])
@@ -98,11 +92,8 @@ class Case:
     """One random decode, or several.
 
     Attributes:
-        kind: one of `KINDS`.
         common: seed of the preferences that members share.
-        rooms: for each member, how many tokens its context window has for a response; None for a
-            member without a window.
-        prompts: at least two.
+        rooms: how many tokens the windows of members have for a response; None without a window.
         chance: source of the choices that a check makes.
     """
 
@@ -206,11 +197,7 @@ def _check_reply(case: Case) -> None:
 
 
 def _check_cap(case: Case) -> None:
-    """No member writes more tokens than `max_new_tokens`, and the text is that of a higher limit,
-    cut.
-
-    The second is checked for members without context windows.
-    """
+    """No member writes more tokens than `max_new_tokens`, and the text is a longer one, cut."""
     prompt, options = case.prompts[0], {**case.options}
     cap = options.pop("max_new_tokens")
     with case.engine() as engine:

@@ -45,11 +45,9 @@ def _folder() -> Path:
 
 
 def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
-    """Write the model in `folder` as the GGUF file `path`.
+    """Write the Qwen3, OLMo 2 or StableLM model in `folder` as the GGUF file `path`.
 
-    `folder` holds ``config.json`` and ``model.safetensors`` of a Qwen3, OLMo 2 or StableLM
-    model. Without a tokenizer in `folder` the file gets no vocabulary, only its size. `kind` is one
-    of `FILE_TYPES`; vectors, such as the weights of norms, stay f32.
+    Without a tokenizer in `folder` the file gets no vocabulary. Vectors stay f32.
     """
     config = json.loads((folder / "config.json").read_text())
     architecture, prepare = ARCHITECTURES[config["architectures"][0]]
@@ -79,26 +77,15 @@ def rewrite_gguf(
     *,
     entries: Mapping[str, Any] = MappingProxyType({}),
     without: Sequence[str] = (),
-    first: Sequence[str] = (),
-    split: int = 0,
 ) -> Path:
     """Write the model of one GGUF file to another file.
 
-    As F32, the weights stay as they are. As another `kind`, they are rounded once more, so the file
-    is not the one that the model's author would publish.
-
-    Args:
-        path: a GGUF file in one part.
-        out: the new file, or for a file in parts, the name without the number of the part.
-        kind: one of `FILE_TYPES` for matrices. Vectors become F32. By default, all types stay.
-        entries: new entries of the header. Whole numbers of 0 or more become UINT32.
-        without: entries and tensors to leave out.
-        first: tensors to write before the others.
-        split: tensors in each part of the file, or 0 for one part.
+    `kind` is one of `FILE_TYPES` for matrices; by default, all types stay. `entries` are new in the
+    header, and entries and tensors in `without` are left out.
     """
     reader = gguf.GGUFReader(path)
     own = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(out, own, split_max_tensors=split)
+    writer = gguf.GGUFWriter(out, own)
     if kind is not None:
         entries = {**entries, "general.file_type": FILE_TYPES[kind]}
     for name, value in entries.items():
@@ -111,7 +98,7 @@ def rewrite_gguf(
         if name not in left_out and not name.startswith("GGUF."):
             inner = field.types[1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], inner)
-    for tensor in sorted(reader.tensors, key=lambda each: each.name not in first):
+    for tensor in reader.tensors:
         if tensor.name in left_out:
             continue
         if kind is None:

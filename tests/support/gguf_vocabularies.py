@@ -15,14 +15,7 @@ Tokens = list[tuple[str, float]]
 def write_vocabulary(
     path: Path, tokenizer: Any, *, pre: str = "gpt-2", template: Any = None
 ) -> Path:
-    """Write a fast tokenizer to the GGUF file `path`.
-
-    Args:
-        path: the file.
-        tokenizer: a ``PreTrainedTokenizerFast``.
-        pre: llama.cpp's name of the pre-tokenizer, for byte-level BPE.
-        template: a chat template, or several by name; None for that of the tokenizer.
-    """
+    """Write a fast tokenizer to a GGUF file; `pre` is llama.cpp's name of the pre-tokenizer."""
     writer = gguf.GGUFWriter(path, "llama")
     add_vocabulary(
         writer, tokenizer, pre, tokenizer.chat_template if template is None else template

@@ -38,24 +38,15 @@ class InferenceServer:
     """A server of one model.
 
     Attributes:
-        api: one of `APIS`.
         recipe: the model, which may be replaced while the server runs.
         folder: folder of a model to run instead.
-        name: name of the model on the server.
         source: what the server says that it has loaded.
-        key: key that requests must have; None for none.
-        max_logprobs: as vLLM's option.
-        window: maximum number of tokens, prompt and response.
         faults: responses for the next requests, instead of answers.
-        redirect: address to which the server redirects; None for none.
         ignores_given: whether vLLM does not know `logprob_token_ids`, as old versions do.
-        ignores_bias: whether llama-server does not apply biases.
         leaks_bias: whether biases change what llama-server lists as before sampling.
-        ignores_regex: whether the server does not follow regular expressions.
         batch_seconds: seconds for which vLLM waits for other requests of a batch. As vLLM 0.32
             does, it lists wrong tokens for a batch that has requests with `logprob_token_ids`, too.
         counts: numbers of requests by path, and of ``prompts`` and ``tokens``.
-        keys: the keys that the server has seen.
     """
 
     api: str

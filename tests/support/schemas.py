@@ -155,13 +155,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 
 def walk(text: Any, seed: int, longest: int = 160) -> str | None:
-    """A random text of a grammar, or None if it did not end.
-
-    Args:
-        text: a `GrammarState` at the start of a response.
-        seed: seed of the random bytes; quotes and brackets that close are likelier.
-        longest: maximum number of bytes.
-    """
+    """A random text of at most `longest` bytes of a grammar, or None if it did not end."""
     rng = random.Random(seed)
     state = text._state.deep_copy()
     found = bytearray()

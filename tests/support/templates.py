@@ -18,14 +18,11 @@ from tests.support.models import tokenizer
 
 @dataclass(frozen=True)
 class Family:
-    """A chat template and what is to be known of it.
+    """A chat template and its tokens.
 
     Attributes:
-        template: in Jinja.
-        bos: the token that a text begins with.
-        eos: the token that ends a reply.
         control: other tokens that are not text.
-        adds_bos: whether the tokenizer adds it to plain text, too.
+        adds_bos: whether the tokenizer adds `bos` to plain text, too.
         parts: whether it takes content as a list of parts only, and nothing of text.
         tool_use: a second template, for conversations with tools.
     """
