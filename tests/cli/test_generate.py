@@ -1,7 +1,6 @@
 """`adafuse generate`: text, colors, traces, JSON, pages."""
 
 import json
-import math
 import re
 import signal
 import threading
@@ -120,17 +119,6 @@ def test_spans_have_the_look_of_the_member_that_wins(adafuse, fakes):
     shown = adafuse("generate", "Founder:", env={**COLOR, "NO_COLOR": "1"}).stdout
     assert "● wren" in shown
     assert wren not in shown
-
-
-def test_a_choice_shows_the_probability_of_every_text(adafuse, fakes):
-    flags = ["--choice", "Ada Brook did", "--choice", "Ada Stone"]
-    assert adafuse("generate", "Founder:", *flags).stdout == "Ada Brook did\n"
-    shown = adafuse("generate", "Founder:", *flags, "--trace").stdout.splitlines()
-    # wren gives Brook 0.8 and Stone 0.2, heron 0.4 and 0.6; everything else is equally likely
-    brook, stone = math.sqrt(0.8 * 0.4), math.sqrt(0.2 * 0.6)
-    expected = [f"{100 * each / (brook + stone):.1f}" for each in (brook, stone)]
-    rows = [line.split() for line in shown if "(end)" in line]
-    assert [row[-2] for row in rows] == expected
 
 
 def test_several_responses_are_shown_below_headings_with_their_seeds(adafuse, fakes):

@@ -9,7 +9,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseRaw
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, InvalidOptionError
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import ask, recorded
 from tests.support.scripted import scripted_engine
@@ -56,15 +56,6 @@ async def test_n_responses_are_one_response_and_its_alternatives(engine, path):
     rounds = [event.text for event in record.named("AdaFuseRoundEvent")]
     assert rounds == [each.text for each in raw.rounds]
     assert len(counter.llm_token_counts) == 1 + 3
-
-
-@pytest.mark.parametrize("path", ["astream_complete", "stream_chat"])
-async def test_a_stream_has_one_response(engine, path):
-    llm = AdaFuseLLM(engine=engine, n=2, temperature=1)
-    with recorded() as record, pytest.raises(InvalidOptionError, match="option 'n'"):
-        await ask(llm, path, "Paint!")
-    assert len(record.closed("AdaFuse.decode")) == 1
-    assert (await ask(llm, path, "Paint!", n=1)).text
 
 
 class Sum(BaseModel):
