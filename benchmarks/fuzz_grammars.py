@@ -35,7 +35,7 @@ import httpx
 import psutil
 
 from adafuse_llm.embedded import member_paths
-from tests.support.hostile import RULES, SCHEMAS, SWELLING, chain, lark_chain, lark_json
+from benchmarks.hostile import RULES, SCHEMAS, SWELLING, chain, lark_chain, lark_json
 from tests.support.serving import server_process
 
 LEAVING = 0.1

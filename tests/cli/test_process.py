@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -132,50 +131,3 @@ def test_an_output_that_cannot_be_written_is_one_line(adafuse, fakes, job, tmp_p
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.exit_code == 2
     assert result.stderr == "error: File too large\n"
-
-
-CHAT = """
-import fcntl, signal, termios, time
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from adafuse_llm import AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
-from adafuse_llm.cli import run
-
-def slow(text):
-    time.sleep(0.03)
-    return {" whole" if "one\\ntwo\\n\\nthree" in text else " part": 1.0}
-
-AdaFuseEngine.from_pretrained = lambda *_, config, **__: AdaFuseEngine(
-    [FakeBackend("wren", slow, [" whole", " part"])], config
-)
-raise SystemExit(run(["chat", "--max-new-tokens", "500"]))
-"""
-"""A conversation in the terminal of the process with a member that writes slowly."""
-
-
-@pytest.mark.slow
-def test_pasted_lines_are_one_message(start):
-    pytest.importorskip("readline")
-    terminal, follower = pytest.importorskip("pty").openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
-    process = start(CHAT, start_new_session=True, **streams)
-    os.close(follower)
-    shown = b""
-
-    def wait_for(text):
-        nonlocal shown
-        while text not in shown:
-            shown += os.read(terminal, 4096)
-        shown = shown.partition(text)[2]
-
-    wait_for(b"> ")
-    os.write(terminal, b"\x1b[200~one\rtwo\r\rthree\x1b[201~")
-    wait_for(b"three")
-    os.write(terminal, b"\n")
-    wait_for(b" whole")
-    process.send_signal(signal.SIGINT)
-    wait_for(b"stopped")
-    wait_for(b"> ")
-    os.write(terminal, b"/quit\n")
-    assert process.wait(timeout=30) == 0
-    os.close(terminal)

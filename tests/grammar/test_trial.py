@@ -17,7 +17,7 @@ from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.grammar import trial
 from adafuse_llm.grammar.grammar import Grammar
 from adafuse_llm.grammar.trial import MAX_BYTES, MAX_CPU_SECONDS, try_grammar
-from tests.support.hostile import RULES, SCHEMAS, chain, lark_chain
+from benchmarks.hostile import RULES, SCHEMAS, chain, lark_chain
 from tests.support.models import Recipe, backend
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")

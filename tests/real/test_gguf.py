@@ -3,16 +3,15 @@
 These quantized members have ``repeatable=True``, so their numbers are those of the reference.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import Query, TokenTree
 from tests.real.reference import CachedMember, check, check_rules, reference_of
 from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
@@ -87,63 +86,6 @@ def test_repeatable_members_equal_the_reference(
     branches = (3, 1)[len(team) % 2]
     options = {"branching_factor": branches, "max_new_tokens": 12}
     check(backends, members, given(kind), TOLERANCE, **options)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_flash_attention_a_member_is_llama_cpp_python(
-    name: str, real_files: dict[str, Path]
-) -> None:
-    """In the same passes, the numbers are those of `llama_cpp.Llama` with its default options.
-
-    With a member's own default, they differ. The test prints how much, and how many texts do.
-    """
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-
-    from adafuse_llm.backends.llamacpp import LlamaCppBackend
-
-    if b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info():
-        pytest.skip("llama_cpp.Llama crashes on processors with AMX")
-    path = real_files[name]
-    plain = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, logits_all=True, verbose=False)
-    members = {
-        flash: LlamaCppBackend(path, name, context=1024, threads=1, flash_attention=flash)
-        for flash in (False, None)
-    }
-    changes, other_texts = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0)
-    for prompt in map(str.rstrip, PROMPTS.values()):
-        ids = members[None].codec.encode_prompt(prompt)
-        plain.reset()
-        tokens = list(islice(plain.generate(ids, temp=0), 24))
-        ends = [at for at, token in enumerate(tokens) if token in members[None].end_ids]
-        tokens = tokens[: ends[0]] if ends else tokens
-        rows = torch.tensor(plain.scores[len(ids) - 1 :][: len(tokens)]).double().log_softmax(-1)
-        for flash, member in members.items():
-            member._start_anew()  # numbers depend on the sizes of passes and places in the cache
-            found = likeliest_after_each(member, ids, tokens)
-            for (likely, logprobs), row in zip(found, rows, strict=True):
-                change = float((row[list(likely)] - torch.tensor(logprobs)).abs().max())
-                changes[flash] = max(changes[flash], change)
-            member._start_anew()
-            engine = AdaFuseEngine([member], runtime=RuntimeConfig(drafting=False))
-            text = engine.generate(prompt, max_new_tokens=24).text
-            other_texts[flash] += text != member.codec.decode_continuation(ids, tokens)
-    plain.close()
-    print(name, "largest changes:", changes, "other texts:", other_texts, "of", len(PROMPTS))
-    assert changes[False] < TOLERANCE
-    assert not other_texts[False]
-    assert changes[None] > 0.1
-
-
-def likeliest_after_each(
-    member: Any, ids: Sequence[int], tokens: Sequence[int]
-) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
-    """The likeliest tokens before each of some tokens that follow a prompt, each in a pass."""
-    tree = TokenTree(ids)
-    for token in tokens:
-        (result,) = member.evaluate([Query(tree, (tree.root,), (), 20)])
-        yield result.next[0].tokens, result.next[0].logprobs
-        tree.commit(tree.grow([token]))
-    member.release(tree)
 
 
 def test_members_of_both_kinds_equal_the_reference(

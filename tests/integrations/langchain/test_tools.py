@@ -55,19 +55,6 @@ def called(message):
     return [(each["name"], each["args"]) for each in message.tool_calls]
 
 
-@pytest.mark.parametrize(
-    ("choice", "read"),
-    [({"type": "tool", "name": "multiply"}, "must call the tool multiply"), ("none", None)],
-)
-def test_every_member_reads_the_tools_and_the_choice(choice, read):
-    prompts: list[str] = []
-    chat_that("Well.", prompts).bind_tools(TOOLS, tool_choice=choice).invoke("2 times 3?")
-    for template in TEMPLATES:
-        (prompt, *_) = [p for p in prompts if template in p and "2 times 3" in p]
-        assert (read is not None) == ('"name": "population"' in prompt)
-        assert (read or "") in prompt
-
-
 def test_calls_stream_whole_and_stop_sequences_do_not_cut_them():
     calls = [call("population", city="</tool_call>\n"), call("multiply", a=2, b=3)]
     reply = "I look.\n" + "\n".join(calls)

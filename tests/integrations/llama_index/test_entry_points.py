@@ -23,7 +23,7 @@ from llama_index.core.callbacks import (
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
+from adafuse_llm import AdaFuseEngine
 from tests.support.llama_calls import FORMS, PATHS, ask, prompts_read, recorded
 from tests.support.models import CHATML, STRICT
 from tests.support.scripted import scripted, scripted_engine
@@ -234,21 +234,3 @@ def test_reasoning_of_histories_is_kept_for_templates_that_read_it():
         with reading(template) as (engine, texts):
             AdaFuseLLM(engine=engine).chat([ChatMessage("?"), answer, ChatMessage("?")])
         assert all("soNorth." in prompt for prompt in texts)
-
-
-# Options ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-async def test_options_of_fields_and_of_calls_reach_the_engine(engine):
-    said: dict[str, Any] = {"use": ("quill",), "weights": {"quill": 2.0}, "logit_bias": {"x": -1.0}}
-    llm = AdaFuseLLM(engine=engine)
-    for path in ("complete", "chat"):
-        for fields, options in ((said, {}), ({}, said)):
-            with recorded() as record:
-                await ask(AdaFuseLLM(engine=engine, **fields), path, "Where?", **options)
-            (start,) = record.named("AdaFuseGenerationStartEvent")
-            assert start.options == AdaFuseConfig(**said).model_dump(mode="json")
-            assert start.members == ("quill",)
-        with pytest.raises(InvalidOptionError, match="max_new_token"):
-            await ask(llm, path, "Where?", max_new_token=3)

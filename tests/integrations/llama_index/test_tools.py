@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.react import ReActChatFormatter
-from llama_index.core.agent.workflow import (
-    FunctionAgent,
-    ReActAgent,
-    ToolCallResult,
-)
+from llama_index.core.agent.workflow import FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatMessage, ThinkingBlock, ToolCallBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import WorkflowRuntimeError
