@@ -113,6 +113,13 @@ def test_mix_gives_the_published_outputs_of_splitmix64() -> None:
     assert draw.mix(draw.signed(seeds)).tolist() == draw.signed(expected).tolist()
 
 
+def test_the_noise_is_that_of_the_reference() -> None:
+    place = text_hash("The ferry")
+    found = draw.noise(draw.signed([place ^ code for code in CODES]))
+    expected = [reference_sampling.noise(place, code) for code in CODES]
+    assert found.tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_the_noise_is_always_finite(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "mix", lambda _: draw.signed([bits]))
