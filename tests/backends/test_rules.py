@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm.backends import FakeBackend, Next, Query, TokenTree, is_allowed
+from adafuse_llm.backends import FakeBackend, Next, TokenTree
 from adafuse_llm.backends.fake import END, FakeCodec
 from adafuse_llm.backends.llamacpp import backend as llamacpp
 from adafuse_llm.backends.llamacpp import context
@@ -210,21 +210,6 @@ def test_a_fault_fails_the_test_of_its_rule(name: str) -> None:
 
     with pytest.raises(AssertionError, match=FAULTS[name][2]):
         getattr(Tests(), f"test_{FAULTS[name][1]}")()
-
-
-@pytest.mark.quick
-def test_a_mask_has_a_bit_for_each_token_and_the_fake_lists_only_allowed_ones() -> None:
-    mask = bytes([0b00000010, 0b10000010])
-    assert [token for token in range(40) if is_allowed(mask, token)] == [1, 9, 15]
-    chances = {" a": 0.5, "b": 0.3, END: 0.2}
-    member = FakeBackend("one", lambda _: chances, ["x", " a", "b"], is_complete=True)
-    tree = TokenTree(member.codec.encode_prompt("x"))
-    tree.root.allowed = bytes([0b00001010])
-    (result,) = member.evaluate([Query(tree, (tree.root,), (), top=4)])
-    assert result.next[0].tokens == (3,)
-    with pytest.raises(ValueError, match="no token 'c'"):
-        member.codec.encode_prompt("c")
-    assert FakeBackend("two", lambda _: chances).token_texts is None
 
 
 def test_the_member_in_contributing_passes(tmp_path: Path, monkeypatch) -> None:

@@ -54,11 +54,8 @@ BOUNDARIES: dict[str, tuple[Sequence[Recipe], dict[str, Any]]] = {
     "no margin is needed": (PAIR, {"margin_threshold": 0.0, "max_word_tokens": 4}),
     "no margin suffices": (TRIPLE, {"margin_threshold": 1.0, "max_new_tokens": 5}),
     "words of one token": (PAIR, {"max_word_tokens": 1, "branching_factor": 5}),
-    "one word, one branch": (TRIPLE, {"max_words": 1, "branching_factor": 1}),
-    "one token": (PAIR, {"max_new_tokens": 1}),
     "equal scores": (TWINS, {}),
     "no weight": (PAIR, {"weights": (0.0, 2.0)}),
-    "some weight": (PAIR, {"weights": (0.25, 1.5)}),
 }
 
 

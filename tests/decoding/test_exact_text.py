@@ -10,7 +10,7 @@ import pytest
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from tests.support.models import Recipe
-from tests.support.recorded import RecordedFake, RecordedModel, check_prompt_is_exact, forget
+from tests.support.recorded import RecordedModel, check_prompt_is_exact, forget
 from tests.support.sizes import sized
 
 KINDS = ("bytelevel", "sentencepiece", "unigram", "gemma", "legacy", "prefixed", "llama2", "llama3")
@@ -54,21 +54,6 @@ def test_members_hold_the_prompt_and_the_response(kind: str) -> None:
             forget(members)
             done = engine.with_strategy(strategy).generate(prompt, max_new_tokens=8, **options)
             check_prompt_is_exact(members, prompt, done)
-
-
-@pytest.mark.quick
-def test_candidates_that_differ_in_whitespace_stay_apart() -> None:
-    """One member writes the word at once, the other a newline first: two candidates."""
-
-    def rule(first: str) -> Any:
-        return lambda text: {first: 0.9, "?": 0.1} if text == "a" else {"<end>": 0.9, "?": 0.1}
-
-    words = ["\nlight", " light", "light"]
-    names = ("oak", "elm", "ash")
-    members = [RecordedFake(n, rule(w), words) for n, w in zip(names, words, strict=True)]
-    with AdaFuseEngine(members) as engine:
-        generation = engine.generate("a", max_words=1, margin_threshold=0.0, max_new_tokens=4)
-    assert [c.text for c in generation.rounds[0].candidates] == words
 
 
 # Limits ---------------------------------------------------------------------------------------

@@ -164,14 +164,3 @@ def test_the_lowest_score_wins_and_the_first_of_equal_ones(
     scores: tuple[float | None, ...], winner: int
 ) -> None:
     assert best_candidate(scored(*scores)) == winner
-
-
-def test_spaces_that_one_member_writes_before_a_reply_are_scored_by_the_others() -> None:
-    def spaces(text: str) -> dict[str, float]:
-        return {END: 1.0} if text.endswith("!") else {" ": 0.9, "Hi!": 0.1}
-
-    def hi(text: str) -> dict[str, float]:
-        return {END: 1.0} if text.endswith("!") else {"Hi!": 0.9, " ": 0.001}
-
-    with AdaFuseEngine([FakeBackend("a", spaces), FakeBackend("b", hi)]) as engine:
-        assert engine.generate(messages=[{"role": "user", "content": "Hi"}]).text == "Hi!"

@@ -81,15 +81,6 @@ def test_round_detail_says_where_rounds_go(llm, obliging, detail):
     assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
 
 
-def test_rounds_in_a_notebook(chat, llm):
-    with get_round_callback() as rounds:
-        chat.invoke("Hi")
-        llm.generate(["Hi", "Hey"], max_new_tokens=1)
-    first, second, _ = rounds._repr_html_().split("<h2>Response ")[1:]
-    assert ("limit" in first, "limit" in second) == (False, True)
-    assert "No rounds" in RoundCallbackHandler()._repr_html_()
-
-
 @pytest.mark.parametrize("options", [{"disable_streaming": True}, {"temperature": 1, "n": 2}])
 def test_a_graph_streams_only_what_the_user_lets_it_stream(obliging, options):
     chat = ChatAdaFuse(engine=obliging, **options)
