@@ -116,7 +116,7 @@ class Drafter:
         ]
         return min(costs) if min(costs)[0] <= WORTH_IT else (1.0, 0)
 
-    def draft(self, start: Node, count: int) -> Steps[list[Node]]:
+    def draft(self, start: Node, count: int) -> Steps[Sequence[Node]]:
         """Return up to `count` nodes that may follow `start`, a node of the larger member."""
         if count < 1:
             return []
@@ -286,7 +286,10 @@ class Drafts(NoDrafts):
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
-        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # the one of this pool
+        # the one of this pool
+        return self._may_win(member, self._pool.suggest(candidate.text, ends=candidate.ends))
+
+    def _may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
@@ -301,7 +304,7 @@ class Drafts(NoDrafts):
         tips = list(wanted)
         for candidate in self._pool.candidates:
             if (end := self._pool.encode(member, candidate)) is not None:
-                is_likely = self.may_win(member, candidate)
+                is_likely = self._may_win(member, candidate)
                 path = tree.path(end)
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
@@ -314,8 +317,8 @@ class Drafts(NoDrafts):
             for tip in tips:
                 copied = self._lookups[member].after(member, tip)
                 nodes.update(dict.fromkeys([*tree.path(tip), *copied]))
-        drafts = [node for node in nodes if node.next is None and member.fits(node)]
-        return [node for node in drafts if node not in wanted]
+        known = set(wanted)
+        return [n for n in nodes if n.next is None and n not in known and member.fits(n)]
 
     def _starts(self, member: MemberState, end: Node) -> Iterable[Node]:
         """Return the nodes with which a round after `end` would begin, as far as `end` is known."""

@@ -82,11 +82,14 @@ def naming_member(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except InvalidInputError as error:
-        raise InvalidInputError(f"member {name!r}: {error}") from error
     except Exception as error:
-        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
-        raise MemberError(name, reason) from error
+        raise _named(name, error) from error
+
+
+def _named(name: str, error: Exception) -> InvalidInputError | MemberError:
+    if isinstance(error, InvalidInputError):
+        return InvalidInputError(f"member {name!r}: {error}")
+    return MemberError(name, f"its tokenizer failed ({type(error).__name__}: {error})")
 
 
 class MemberState:
@@ -194,8 +197,10 @@ class MemberState:
         return self._texts[node]
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        with naming_member(self.name):
+        try:  # not `naming_member`, because this runs for every node
             return self.codec.decode_continuation(self.tree.ids, tokens)
+        except Exception as error:
+            raise _named(self.name, error) from error
 
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after` (default: the root), and grow the tree.

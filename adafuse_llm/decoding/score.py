@@ -42,7 +42,7 @@ class PoolCandidate:
             return 0
         return len(self.path(member)) + self.ends
 
-    def path(self, member: MemberState) -> list[Node]:
+    def path(self, member: MemberState) -> Sequence[Node]:
         """Return the candidate's nodes in a member's tree. The member must be in `nodes`."""
         return member.tree.path(self.nodes[member])
 

@@ -84,9 +84,20 @@ class Node:
         draw: how to draw the token after this one; None to draw nothing. Log-probabilities do not
             depend on it.
         children: the nodes of the tokens after this one, by token id.
+        line: what `TokenTree.path` returned last.
     """
 
-    __slots__ = ("allowed", "children", "draw", "length", "logprob", "next", "parent", "token")
+    __slots__ = (
+        "allowed",
+        "children",
+        "draw",
+        "length",
+        "line",
+        "logprob",
+        "next",
+        "parent",
+        "token",
+    )
 
     def __init__(self, token: int, parent: Node | None, length: int) -> None:
         self.token = token
@@ -97,9 +108,14 @@ class Node:
         self.allowed: bytes | None = None
         self.draw: Draw | None = None
         self.children: dict[int, Node] = {}
+        self.line: tuple[Node, ...] = ()
 
     def __repr__(self) -> str:
         return f"Node({self.token}, length={self.length})"
+
+
+MAX_LINE = 64
+"""Number of nodes of the longest path that a node keeps, so that long texts take little memory."""
 
 
 def is_allowed(mask: bytes, token: int) -> bool:
@@ -159,14 +175,22 @@ class TokenTree:
             node = self.child(node, token)
         return node
 
-    def path(self, node: Node) -> list[Node]:
+    def path(self, node: Node) -> tuple[Node, ...]:
         """Return the path from the root to `node` without the root. It is empty for the root."""
-        path: list[Node] = []
-        while (parent := node.parent) is not None:
-            path.append(node)
-            node = parent
-        path.reverse()
-        return path
+        line: tuple[Node, ...] = ()
+        rest: list[Node] = []
+        step = node
+        while step.parent is not None:
+            if step.line and step.line[0].parent is self.root:  # else a commit has shortened it
+                line = step.line
+                break
+            rest.append(step)
+            step = step.parent
+        if rest:
+            line = (*line, *reversed(rest))
+            if len(line) <= MAX_LINE:
+                node.line = line
+        return line
 
     def tokens(self, node: Node) -> list[int]:
         """Return the token ids on the path from the root to `node`, without the root."""
