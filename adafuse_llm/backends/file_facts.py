@@ -61,7 +61,7 @@ def _gguf_facts(
 def file_window(source: str, revision: str | None = None, file: str | None = None) -> int | None:
     """Return the context window in a model's ``config.json`` or GGUF file.
 
-    None can also mean that a default of transformers applies.
+    None if neither has it. Then transformers may still use a default.
     """
     if (facts := _gguf_facts(source, revision, file)) is not None:
         return facts.context_window

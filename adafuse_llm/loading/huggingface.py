@@ -195,7 +195,7 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
 
 
 def _check_weights(loading_info: Mapping[str, Any], label: str) -> None:
-    """Refuse tensors that are missing or of the wrong shape, which would be random numbers."""
+    """Refuse missing or misshapen tensors, which transformers fills with random numbers."""
     missing = [name for name in loading_info["missing_keys"] if not COMPUTED.search(name)]
     mismatched = [
         f"{name} {list(stored)} instead of {list(expected)}"

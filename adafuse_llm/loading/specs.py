@@ -243,7 +243,7 @@ def as_spec(
             f"a member must be a folder, a GGUF file, a hub id, the address of a server, or a "
             f"description such as GGUFMember(...); got {short_repr(member)}"
         )
-    # the kind that the address or the files say
+    # take the kind from the address or the files
     path = settings.get("path")
     if isinstance(path, str) and "://" in path and "url" not in settings:
         settings["url"] = settings.pop("path")

@@ -264,7 +264,7 @@ class _Coordinator(threading.Thread):
             raise
         _started.add(self)
         atexit.unregister(_end_all_threads)
-        # what is registered last runs first, before libraries free their models
+        # Python runs the function that is registered last first: before libraries free models
         atexit.register(_end_all_threads)
 
     def submit(self, jobs: Sequence[Job]) -> None:

@@ -6,7 +6,7 @@ from adafuse_llm.decoding.propose import Proposal, Span, branch, finish_words, p
 from adafuse_llm.decoding.rounds import PlayRound, Proposer, RoundOutcome, choose_best, play_round
 from adafuse_llm.decoding.score import Pool, PoolCandidate, Scorer, fuse, score, to_result
 from adafuse_llm.strategies.adafuse import AdaFuse, Single
-from adafuse_llm.strategies.base import Strategy, StrategyContext
+from adafuse_llm.strategies.base import OF_WORDS, Strategy, StrategyContext
 from adafuse_llm.strategies.mixture import Mixture
 from adafuse_llm.strategies.registry import find_strategy
 
@@ -15,6 +15,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Mixture",
     "Single",
     "find_strategy",
+    "OF_WORDS",
     "NoDrafts",
     "MemberState",
     "PlayRound",

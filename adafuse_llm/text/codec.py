@@ -232,10 +232,10 @@ class TokenizerCodec(TextCodec):
     def _rendered(
         self, conversation: Conversation, variables: Mapping[str, Any]
     ) -> tuple[str, re.Pattern[str]]:
-        """Return a rendered conversation, and a pattern that splits it.
+        """Return the rendered conversation with marks, and a pattern that finds them.
 
-        The pattern splits it at the marks of control tokens that messages, tools and variables
-        spell out. Its only group is the spelled token.
+        Marks enclose control tokens that messages, tools and variables spell out. The only group
+        of the pattern is the text between two marks.
         """
         texts = [vars(conversation), list(map(vars, conversation.tools)), variables]
         whole = json.dumps(texts, ensure_ascii=False, default=str)

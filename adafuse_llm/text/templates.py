@@ -141,7 +141,7 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
     adds = added or conversation.instructions
     default = _default_system(conversation, render, tools) if adds else ""
     messages = conversation.with_system(added, default=default).messages
-    # a template that drops the explanation does not know the common form
+    # if a template drops the explanation, its member does not learn the common form
     needed = ONLY_THIS_FORM if explains else ""
     # arguments are a dict in most templates, and text in a few
     with suppress(InvalidInputError):
@@ -263,7 +263,7 @@ def member_variables(
 def _check_variables(
     variables: Mapping[str, Any], facts: Mapping[str, TemplateFacts], members: Sequence[str]
 ) -> None:
-    # one of the members in `facts` must read each variable
+    # refuse a variable that no template reads
     read = sorted({name for each in facts.values() for name in each.variables})
     for name, value in variables.items():
         if facts and name not in read:

@@ -209,7 +209,7 @@ class TokenTree:
         self.root = node
 
     def since(self, root: Node) -> Iterator[Node]:
-        """Yield the nodes from `root`, a former root, to the current root, without `root`."""
+        """Yield the nodes below `root`, a former root, down to the current root."""
         for token in self.ids[root.length :]:
             root = root.children[token]
             yield root

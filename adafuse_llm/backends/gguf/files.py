@@ -24,8 +24,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     """Return whether a member is loaded from a GGUF file.
 
     A folder or hub repository with ``config.json`` and weights for transformers is loaded with
-    transformers, unless `file` is set. Of a repository that is not in the local cache, the name
-    decides.
+    transformers, unless `file` is set. If a repository is not in the local cache, its name decides.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):

@@ -111,7 +111,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
             )
 
     def cache_bytes(self, tokens: int) -> int:
-        # a slot has room for up to twice the rows, and a slab has up to half more slots than used
+        # a slot can have twice the rows that it needs, and a slab half more slots
         states = 3 if self.form == "tree" else PATH_STATES
         return tokens * sum(self._passes.token_bytes.values()) * states
 
@@ -143,7 +143,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
             if not (len(self._kept) and is_out_of_memory(error)):
                 raise
             traceback.clear_frames(error.__traceback__)  # the frames hold tensors
-        # once more, with the memory of the kept rows
+        # try again with the memory of the kept rows
         logger.warning(
             "member %r ran out of memory, so it drops the cached rows of finished requests",
             self.name,

@@ -52,7 +52,7 @@ def drawn(
         draws: how each node draws.
         codes: hashes of the tokens, [v], in the form of `signed`.
         word_ends: ids of the tokens that begin with whitespace or end the response.
-        exact: whether every draw is decided. Otherwise, the few that take long are `REDO`, and
+        exact: whether to finish every draw. Otherwise, the few that take long are `REDO`, so that
             nothing waits for the device.
     """
     codes = codes.to(logits.device)

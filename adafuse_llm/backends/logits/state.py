@@ -135,7 +135,7 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_tokens(tokens: Sequence[int], size: int) -> None:
-    """Raise a ValueError for an id that is no token, which would corrupt a GPU's context."""
+    """Raise a ValueError if an id is no token, because it would corrupt a GPU's context."""
     if (highest := max(tokens, default=0)) >= size:
         raise ValueError(
             f"token {highest} is outside the model's {size} tokens: the tokenizer does not match "
