@@ -66,8 +66,8 @@ MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
 
 INSTEAD = {
-    "members": " To choose among the loaded members, pass use=[...]. Configuration files have the "
-    "name 'models'.",
+    "members": " To choose among the loaded members, pass use=[...]. In a configuration file, they "
+    "stand under 'models'.",
     "strategy": " Pass the strategy when you create the model or the engine, or use "
     "engine.with_strategy('single'). For one member alone, pass use=['name'].",
 }

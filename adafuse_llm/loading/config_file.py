@@ -128,7 +128,8 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     import yaml
 
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
+        root, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         raise InvalidInputError(f"configuration file {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
@@ -139,6 +140,14 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
             f"configuration file {path} must contain names and values, such as 'max_words: 2'; "
             f"got {'an empty file' if values is None else type(values).__name__}"
         )
+    # of two equal names, YAML would silently drop the first
+    names = [name.value for name, _ in root.value]
+    for name in names:
+        if (count := names.count(name)) > 1:
+            raise InvalidInputError(
+                f"configuration file {path} has {short_repr(name)} {count} times. Keep one of "
+                "them; several values stand in one list, such as 'models: [A, B]'."
+            )
     try:
         return _parsed(values, Path(path).parent)
     except InvalidInputError as error:

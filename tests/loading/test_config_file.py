@@ -64,6 +64,7 @@ def test_a_json_schema_is_a_mapping_or_a_file_next_to_the_configuration(tmp_path
         ("max_words: [" + "[" * 50_000, "is not YAML"),
         ("revision: 2024-13-45", "is not YAML: month must be in 1..12"),
         ("5", "must contain names and values"),
+        ("models: [a]\nmodels: [b]", "has 'models' 2 times. Keep one"),
         (f"? {'x' * 10_000}\n: 1", "unknown option 'xxx"),
         ("models: [{threads: 2}]", "a member needs a path"),
         ("models: [{path: a, trust_remote_code: true}]", "cannot set 'trust_remote_code'"),
