@@ -110,6 +110,7 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
     """
     extra = tuple(extra)
     checked: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for keyword, value in given.items():
         option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
         if value is None and option not in (*NULLABLE, *extra):
@@ -118,9 +119,10 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
             continue
         if option not in extra and option not in AdaFuseConfig.model_fields:
             raise InvalidOptionError(f"unknown option {keyword!r}.{_advice(keyword, extra)}")
+        first = names.setdefault(option, keyword)
         if checked.setdefault(option, value) != value:
             raise InvalidOptionError(
-                f"{keyword}={value!r} and {option}={checked[option]!r} are the same option; pass "
+                f"{first}={checked[option]!r} and {keyword}={value!r} are the same option; pass "
                 "only one of them"
             )
     return checked

@@ -28,7 +28,7 @@ def test_options_have_the_names_that_frameworks_use():
     [
         ({"max_word": 3}, "'max_words'"),
         ({"max_token": 3}, "'max_tokens'"),
-        ({"max_tokens": 5, "max_new_tokens": 6}, "max_new_tokens=6"),
+        ({"max_tokens": 5, "max_new_tokens": 6}, "^max_tokens=5 and max_new_tokens=6 are"),
         ({"strategy": "single"}, "with_strategy"),
         ({"gpu_layers": 1}, "members="),
         ({"max_tokenz": 1}, r"mean 'max_tokens' or 'max_new_tokens' or 'max_word_tokens'\?$"),
