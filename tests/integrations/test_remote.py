@@ -26,7 +26,7 @@ async def found(engine: Engine) -> list[Any]:
         (chunks, [each["text"] for each in rounds.rounds], [each.text for each in drawn]),
         (chat.profile, chat.model_name),
         [(await ask(llm, path, "Hello")).texts for path in FORMS],
-        (llm.metadata, llm.prompt_helper().context_window),
+        (llm.metadata, len(llm.tokenizer("The mill"))),
     ]
 
 

@@ -1,13 +1,10 @@
 """Query engines lose no context if prompts are packed by the members' counts."""
 
-from typing import Any
-
+import llama_index.core
 import pytest
 from llama_index.core import MockEmbedding, Settings, VectorStoreIndex
-from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM
-from pydantic import BaseModel
 
 from tests.support.llama_calls import prompts_read
 from tests.support.scripted import scripted_engine
@@ -20,9 +17,8 @@ MARKS = [f"{place}{n}" for place in ("start", "middle", "finish") for n in range
 
 @pytest.fixture(autouse=True)
 def untouched_settings(monkeypatch):
-    """Core keeps its prompt helper in global variables."""
-    for name in ("_prompt_helper", "_chat_prompt_helper"):
-        monkeypatch.setattr(Settings, name, None)
+    """Core keeps its tokenizer in a global variable."""
+    monkeypatch.setattr(llama_index.core, "global_tokenizer", None)
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +38,10 @@ def engine():
         yield engine
 
 
-@pytest.mark.parametrize("mode", ["compact", "refine"])
-async def test_prompts_packed_by_the_members_counts_fit(engine, index, mode):
+async def test_prompts_packed_by_the_members_counts_fit(engine, index):
     llm = AdaFuseLLM(engine=engine, system_prompt="You know the mill.")
-    how: dict[str, Any] = {"response_mode": ResponseMode(mode)}
-    if mode == "compact":
-        Settings.prompt_helper = llm.prompt_helper()
-    else:
-        synthesizer = get_response_synthesizer(llm, llm.prompt_helper(), **how)
-        how = {"response_synthesizer": synthesizer}
-    query_engine = index.as_query_engine(llm=llm, similarity_top_k=NODES, **how)
+    Settings.tokenizer = llm.tokenizer
+    query_engine = index.as_query_engine(llm=llm, similarity_top_k=NODES)
     with prompts_read(engine) as prompts:
         assert "Eight parts." in str(await query_engine.aquery(QUESTION))
     for backend in engine.backends:
@@ -66,25 +56,3 @@ def test_a_text_counts_as_many_tokens_as_the_member_that_needs_the_most(engine):
     sizes = {len(ids) for ids in engine.encode_text(text).values()}
     assert len(sizes) == 2
     assert len(AdaFuseLLM(engine=engine).tokenizer(text)) == max(sizes)
-
-
-class Report(BaseModel):
-    """A report with many parts, of which each is described in some detail."""
-
-    parts: list[str]
-
-
-def test_a_prompt_helper_reserves_space_for_the_class_of_the_answers(index):
-    reply = '{"parts": ["a"]}'
-    with scripted_engine(lambda prompt: reply, window=WINDOW, max_new_tokens=60) as engine:
-        llm = AdaFuseLLM(engine=engine, enforce=False)
-        synthesizer = get_response_synthesizer(
-            llm,
-            llm.prompt_helper(Report),
-            response_mode=ResponseMode.TREE_SUMMARIZE,
-            output_cls=Report,
-        )
-        query_engine = index.as_query_engine(
-            llm=llm, similarity_top_k=NODES, response_synthesizer=synthesizer
-        )
-        assert str(query_engine.query(QUESTION)) == '{"parts":["a"]}'

@@ -114,7 +114,7 @@ async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
     members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
     with AdaFuseEngine(members) as engine, recorded() as record:
         asked: Any = [ChatMessage("long " * 40)] if "chat" in path else "long " * 40
-        with pytest.raises(errors.ContextWindowError, match=r"Settings.prompt_helper = "):
+        with pytest.raises(errors.ContextWindowError):
             given = getattr(AdaFuseLLM(engine=engine), path)(asked)
             if path.startswith("a"):
                 await given

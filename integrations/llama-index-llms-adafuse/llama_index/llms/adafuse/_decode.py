@@ -23,7 +23,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from adafuse_llm import ContextWindowError, Engine, Generation, Request, Round, StreamEvent
+from adafuse_llm import Engine, Generation, Request, Round, StreamEvent
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.run import check_one_response, with_alternatives
 from adafuse_llm.summary import Summary, record
@@ -31,11 +31,6 @@ from adafuse_llm.summary import Summary, record
 dispatcher = get_dispatcher(__name__)
 
 R = TypeVar("R")
-
-PACKING = (
-    "If a query engine packed this prompt, set Settings.prompt_helper = llm.prompt_helper() before "
-    "you create it, because LlamaIndex's own helper does not count the members' tokens."
-)
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ class Decode(Generic[R]):
 
     @contextmanager
     def _in_span(self, prepared: Prepared[R]) -> Iterator[None]:
-        """Open a span as a child of the active one, and close it. Say what to do about prompts."""
+        """Open a span as a child of the active one, and close it."""
         self._engine, request, self._convert = prepared
         self._requests = [request]
         self._config = self._engine.config.override(request.options)
@@ -156,8 +151,6 @@ class Decode(Generic[R]):
                 dispatcher.span_exit(**span)
             else:
                 dispatcher.span_drop(**span, err=error)
-            if isinstance(error, ContextWindowError):
-                raise ContextWindowError(f"{error} {PACKING}") from error
             raise
         generation = self._generation()
         self._emit(

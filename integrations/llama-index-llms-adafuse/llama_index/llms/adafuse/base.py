@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_prompt
@@ -27,7 +28,6 @@ from llama_index.core.bridge.pydantic import (
     PrivateAttr,
     field_serializer,
 )
-from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
     LLMStructuredPredictStartEvent,
@@ -48,7 +48,6 @@ from llama_index.llms.adafuse._replies import (
     reason_of,
     to_openai_tool,
 )
-from llama_index.llms.adafuse._tokens import longest_tokenizer, make_prompt_helper
 from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
@@ -261,27 +260,13 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
 
         The tokens are those of the active member that needs the most, so only their number counts.
         """
-        engine = self.engine
-        return longest_tokenizer(engine, self._names)
+        engine, names = self.engine, self._names
 
-    def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
-        """Return a prompt helper that packs prompts by the members' own token counts.
+        @lru_cache(maxsize=1000)  # LlamaIndex encodes a text many times to pack a prompt
+        def encode(text: str) -> list[int]:
+            return max(engine.encode_text(text, use=names, weights=None).values(), key=len)
 
-        With it as ``Settings.prompt_helper``, the prompts of a query engine fit. It reserves space
-        for the markers of the chat templates, and for the schema of `output_cls`, the class of the
-        answers, if there is one. This loads the members.
-        """
-        metadata = self.metadata
-        system = self.system_prompt or ""
-        if metadata.is_chat_model or output_cls:
-            messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
-            messages = self._extend_messages(messages)  # as in `predict`
-            schema = None if output_cls is None else output_cls.model_json_schema()
-            request = self._messages(messages, {}, ReplyForm(schema=schema))
-            given = f"{system}x\nx"
-        else:
-            request, given = self._prompt("x", False, {}), f"{system}x"
-        return make_prompt_helper(self.engine, request, given, metadata)
+        return lambda text: [*encode(text)]
 
     # Structured prediction --------------------------------------------------------------------
 
