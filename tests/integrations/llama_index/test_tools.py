@@ -208,7 +208,7 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm):
     assert str(response) == "It is 19."
     (result,) = [event for event in events if isinstance(event, ToolCallResult)]
     assert (result.tool_kwargs, result.tool_output.content) == ({"a": 12, "b": 7}, "19")
-    assert record.named("AdaFuseGenerationEndEvent")[0].text == STEP
+    assert record.named("LLMChatEndEvent")[0].response.message.content == STEP
     assert response.raw["summary"]["rounds"] > 0
 
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from llama_index.llms.adafuse.base import AdaFuseLLM
-from llama_index.llms.adafuse.events import (
-    AdaFuseGenerationEndEvent,
-    AdaFuseGenerationStartEvent,
-    AdaFuseRoundEvent,
-)
+from llama_index.llms.adafuse.events import AdaFuseRoundEvent
 from llama_index.llms.adafuse.raw import AdaFuseRaw, TokenUsage
 
 __all__ = [
-    "AdaFuseGenerationEndEvent",
-    "AdaFuseGenerationStartEvent",
     "AdaFuseLLM",
     "AdaFuseRaw",
     "AdaFuseRoundEvent",

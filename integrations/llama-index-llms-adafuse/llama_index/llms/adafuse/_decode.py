@@ -12,13 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import LogProb
-from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span import active_span_id
-from llama_index.llms.adafuse.events import (
-    AdaFuseGenerationEndEvent,
-    AdaFuseGenerationStartEvent,
-    AdaFuseRoundEvent,
-)
+from llama_index.llms.adafuse.events import AdaFuseRoundEvent
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
@@ -26,7 +21,7 @@ from llama_index_instrumentation.dispatcher import active_instrument_tags
 from adafuse_llm import Engine, Generation, Request, Round, StreamEvent
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.run import check_one_response, with_alternatives
-from adafuse_llm.summary import Summary, record
+from adafuse_llm.summary import record
 
 dispatcher = get_dispatcher(__name__)
 
@@ -72,7 +67,7 @@ class Decode(Generic[R]):
         self._round_events = round_events
         self._done: dict[int, Generation] = {}
         self._span = f"AdaFuse.decode-{uuid.uuid4()}"
-        self._context = copy_context()  # the one of the call, for all events of a stream
+        self._context = copy_context()  # the one of the call, for all rounds of a stream
 
     def result(self) -> R:
         """Return the whole response."""
@@ -126,7 +121,8 @@ class Decode(Generic[R]):
         if event.generation is not None:
             self._done[number] = event.generation
         if self._round_events and number == 0 and event.round is not None:
-            self._emit(AdaFuseRoundEvent, **record(event.round))
+            told = record(event.round)
+            self._context.run(lambda: dispatcher.event(AdaFuseRoundEvent(**told)))
 
     @contextmanager
     def _in_span(self, prepared: Prepared[R]) -> Iterator[None]:
@@ -139,11 +135,6 @@ class Decode(Generic[R]):
         parent, tags = active_span_id.get(), dict(active_instrument_tags.get())
         dispatcher.span_enter(**span, parent_id=parent, tags=tags)
         self._context.run(active_span_id.set, self._span)
-        self._emit(
-            AdaFuseGenerationStartEvent,
-            members=self._config.use or self._engine.members,
-            options=self._config.model_dump(mode="json"),
-        )
         try:
             yield
         except BaseException as error:
@@ -152,20 +143,7 @@ class Decode(Generic[R]):
             else:
                 dispatcher.span_drop(**span, err=error)
             raise
-        generation = self._generation()
-        self._emit(
-            AdaFuseGenerationEndEvent,
-            text=generation.text,
-            strategy=generation.strategy,
-            finish_reason=generation.finish_reason,
-            usage=generation.usage,
-            summary=Summary.of(generation.rounds),
-            seed=generation.seed,
-        )
-        dispatcher.span_exit(**span, result=generation)
-
-    def _emit(self, kind: type[BaseEvent], **fields: Any) -> None:
-        self._context.run(lambda: dispatcher.event(kind(**fields)))
+        dispatcher.span_exit(**span, result=self._generation())
 
     def _part(self, event: StreamEvent) -> R:
         rounds = () if event.round is None else (event.round,)
