@@ -40,17 +40,9 @@ RoundRecords = list[dict[str, Any]]
 
 
 class Told(BaseModel):
-    """What a chunk has for callbacks.
-
-    Attributes:
-        rounds: the records of the rounds that wrote the chunk.
-        number: number of the response in its call.
-        generation: the whole response, in its last chunk.
-    """
+    """What a chunk has for callbacks: the records of the rounds that wrote it."""
 
     rounds: RoundRecords = Field(default_factory=list)
-    number: int = 0
-    generation: Response | None = Field(default=None, exclude=True, repr=False)
 
 
 class ChatRoundChunk(Told, ChatGenerationChunk):

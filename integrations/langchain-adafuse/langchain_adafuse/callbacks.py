@@ -1,4 +1,4 @@
-"""Callbacks that collect the rounds of runs, summarize and display them."""
+"""Callbacks that collect the rounds of runs, and summarize them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
-from adafuse_llm import Generation
 from adafuse_llm.summary import Summary
 from langchain_adafuse._calls import Told
 
@@ -25,8 +24,6 @@ class RoundCallbackHandler(BaseCallbackHandler):
         chain.invoke(question, {"callbacks": [rounds]})
         print(rounds.summary())
 
-    A notebook and ``rich.print`` display the finished responses and who wrote them.
-
     Attributes:
         rounds: one record (``adafuse_llm.summary.record``) per round, in order of arrival, with the
             ``run_id`` of the model's run, the number of the ``prompt`` in the batch of a text
@@ -36,35 +33,16 @@ class RoundCallbackHandler(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, Any]] = []
-        self._responses: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
-        self._ends: dict[tuple[UUID, int], Generation] = {}
 
     def on_llm_new_token(
         self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any
     ) -> None:
-        if not isinstance(chunk, Told):
-            return
-        place = run_id, chunk.number
-        records = [{"run_id": str(run_id), **played} for played in chunk.rounds]
-        self.rounds += records
-        self._responses.setdefault(place, []).extend(records)
-        if chunk.generation is not None and self._responses[place]:
-            self._ends[place] = chunk.generation
+        if isinstance(chunk, Told):
+            self.rounds += [{"run_id": str(run_id), **played} for played in chunk.rounds]
 
     def summary(self) -> Summary:
         """Summarize the rounds as figures: by member, words per round, agreement, mean margins."""
         return Summary.of(self.rounds)
-
-    def _repr_html_(self) -> str:
-        return self._generation()._repr_html_() if self._ends else "<p>No rounds yet.</p>"
-
-    def __rich__(self) -> Any:
-        return self._generation() if self._ends else "No rounds yet."
-
-    def _generation(self) -> Generation:
-        """Return the first response as the engine returned it, with the others beside it."""
-        first, *others = [self._ends[place] for place in self._responses if place in self._ends]
-        return first.model_copy(update={"alternatives": tuple(others)})
 
 
 _HANDLER: ContextVar[RoundCallbackHandler | None] = ContextVar("adafuse_rounds", default=None)

@@ -370,11 +370,10 @@ class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
                     chunk_position="last",
                 )
             )
-        chunks = [ChatRoundChunk(message=message, number=self.number) for message in messages]
+        chunks = [ChatRoundChunk(message=message) for message in messages]
         self._waiting += records  # of rounds that write nothing yet, such as a part of a call
         if chunks:
             chunks[0].rounds, self._waiting = self._waiting, []
-            chunks[-1].generation = whole
         self.chunks += chunks
         return chunks
 

@@ -99,13 +99,7 @@ class TextResponseChunks(ResponseChunks[RoundChunk]):
         if whole is not None:
             metadata, usage = self.metadata(whole)
             info |= {**metadata, "usage_metadata": usage}
-        chunk = RoundChunk(
-            text=event.text,
-            generation_info=info or None,
-            rounds=records,
-            number=self.number,
-            generation=whole,
-        )
+        chunk = RoundChunk(text=event.text, generation_info=info or None, rounds=records)
         self.chunks.append(chunk)
         return [chunk]
 

@@ -74,8 +74,6 @@ def test_round_detail_says_where_rounds_go(llm, obliging, detail):
     with get_round_callback() as rounds:
         llm.invoke("Hi", round_detail=detail)
     assert bool(rounds.rounds) == (detail != "none")
-    assert ("No rounds" in rounds._repr_html_()) == (detail == "none")
-    assert ("No rounds" in str(rounds.__rich__())) == (detail == "none")
     message = ChatAdaFuse(engine=obliging, round_detail=detail).invoke("Hi")
     assert ("adafuse_rounds" in message.additional_kwargs) == (detail == "full")
     assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
