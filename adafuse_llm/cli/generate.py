@@ -21,7 +21,6 @@ from adafuse_llm.cli.terminal import (
     tell,
 )
 from adafuse_llm.report import styles
-from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
 
 
@@ -32,7 +31,6 @@ def add_flags(parser: Parser) -> None:
     parser.flag("--system TEXT", "System message before the prompt. Needs --chat.")
     parser.flag("--prefill TEXT", "Beginning of the reply to complete. Needs --chat.")
     parser.flag("--n NUMBER", "Number of responses to draw.")
-    parser.flag("--trace", "Print the candidates and scores of every round.")
     parser.flag("--json", "Print a JSON line per round, and one with the whole response.")
 
 
@@ -44,10 +42,6 @@ def generate(setup: Setup, flags: Namespace) -> int:
     seed.
     """
     request = _request(flags)
-    if flags.trace and flags.json:
-        raise InvalidOptionError(
-            "--json includes everything that --trace shows: pass only one of them"
-        )
     with setup.load() as engine, cancel_on_interrupt() as cancel:
         started = time.perf_counter()
         display = setup.display(engine)
@@ -55,12 +49,12 @@ def generate(setup: Setup, flags: Namespace) -> int:
             with stderr_console().status(f"drawing {setup.file.n} responses"):
                 generation = engine.generate(**request, cancel=cancel)
             if not flags.json:
-                _print_all(display, generation, trace=flags.trace)
+                _print_all(display, generation)
         elif flags.json:
             generation = last(engine.stream(**request, cancel=cancel), _print_round)
         else:
             events = engine.stream(**request, cancel=cancel)
-            generation = _print_growing(display, events, trace=flags.trace)
+            generation = _print_growing(display, events)
             if display.console.is_terminal:
                 seconds = time.perf_counter() - started
                 display.console.print("", display.summary(generation, seconds), sep="\n")
@@ -97,38 +91,23 @@ def _request(flags: Namespace) -> dict[str, Any]:
     return {"messages": messages, **({"continue_final_message": True} if flags.prefill else {})}
 
 
-def _print_growing(display: Display, events: Iterator[StreamEvent], *, trace: bool) -> Generation:
-    console = display.console
-
-    def show_round(event: StreamEvent) -> None:
-        if event.round is not None:
-            console.print(display.trace(event.round), "", sep="\n")
-
-    if not trace and not console.is_terminal:
-        generation = last(events, _print_plain)
-        sys.stdout.write("\n")
-        return generation
-    console.print(display.legend(), "", sep="\n")
-    if not trace:
+def _print_growing(display: Display, events: Iterator[StreamEvent]) -> Generation:
+    if display.console.is_terminal:
+        display.console.print(display.legend(), "", sep="\n")
         return show_stream(display, events)
-    generation = last(events, show_round)
-    console.print(display.terms(generation.rounds, by_member=True), "", sep="\n")
-    console.print(Text(printable(generation.text)), soft_wrap=True)
+    generation = last(events, _print_plain)
+    sys.stdout.write("\n")
     return generation
 
 
-def _print_all(display: Display, generation: Generation, *, trace: bool) -> None:
+def _print_all(display: Display, generation: Generation) -> None:
     console = display.console
-    if trace or console.is_terminal:
+    if console.is_terminal:
         console.print(display.legend(), "", sep="\n")
     for place, each in enumerate(styles.responses(generation)):
         if place:
             console.print()
         console.print(Text(styles.heading(place, generation), "bold"))
-        if trace:
-            for decided in each.rounds:
-                console.print(display.trace(decided), "", sep="\n")
-            console.print(display.terms(each.rounds, by_member=True), "", sep="\n")
         if console.is_terminal:
             console.print(*display.response(each), sep="\n", soft_wrap=True)
             console.print(display.summary(each))

@@ -1,4 +1,4 @@
-"""`adafuse generate`: text, colors, traces, JSON, pages."""
+"""`adafuse generate`: text, colors, JSON, pages."""
 
 import json
 import re
@@ -99,18 +99,6 @@ def test_ctrl_c_ends_a_stream_with_the_text_so_far(adafuse, fakes, change, monke
     assert generation["text"] in ("Ada", "Ada Brook")  # the next round may have begun
 
 
-def test_the_trace_shows_what_every_member_thinks_of_every_candidate(adafuse, fakes):
-    result = adafuse("generate", "Founder:", "--trace")
-    assert result.stdout.count("round ") == 3
-    assert "\x1b" not in result.stdout
-    lines = result.stdout.splitlines()
-    assert lines[-1] == "Ada Brook did"
-    brook = next(line for line in lines if '" Brook"' in line)
-    assert brook.split() == [">", '"', 'Brook"', "0.223", "0.916", "0.570", "all"]
-    assert "● wren   ■ heron" in lines[0]
-    assert any("(end)" in line for line in lines)
-
-
 def test_spans_have_the_look_of_the_member_that_wins(adafuse, fakes):
     shown = adafuse("generate", "Founder:", env=COLOR).stdout
     wren, agreed = "\x1b[38;5;74m", "\x1b[1m"
@@ -129,7 +117,6 @@ def test_several_responses_are_shown_below_headings_with_their_seeds(adafuse, fa
     texts = [f"Response {n} of 3 · seed {each.seed}\n{each.text}" for n, each in responses]
     assert generation.seed == 7
     assert adafuse(*drawn).stdout == "\n\n".join(texts) + "\n"
-    assert adafuse(*drawn, "--trace").stdout.count("\nround 0 ") == 3
     assert adafuse(*drawn, env={**COLOR, "COLUMNS": "200"}).stdout.count("forward passes") == 3
 
 
