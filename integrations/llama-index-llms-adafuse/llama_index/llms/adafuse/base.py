@@ -28,10 +28,6 @@ from llama_index.core.bridge.pydantic import (
     PrivateAttr,
     field_serializer,
 )
-from llama_index.core.instrumentation.events.llm import (
-    LLMStructuredPredictEndEvent,
-    LLMStructuredPredictStartEvent,
-)
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
@@ -48,7 +44,6 @@ from llama_index.llms.adafuse._replies import (
     reason_of,
     to_openai_tool,
 )
-from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
 from adafuse_llm import Engine, MalformedReplyError, MemberSpec, Request
@@ -66,8 +61,6 @@ if TYPE_CHECKING:
     from llama_index.core.rate_limiter import BaseRateLimiter
     from llama_index.core.tools import BaseTool
     from llama_index.core.types import BaseOutputParser
-
-dispatcher = get_dispatcher(__name__)
 
 T = TypeVar("T")
 Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
@@ -283,10 +276,8 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             MalformedReplyError: the reply is no valid object, for example because it was cut off.
             InvalidInputError: the prompt or an option cannot be used.
         """
-        messages = self._asked(output_cls, prompt, prompt_args)
-        output = parsed(output_cls, self.chat(messages, **_object(output_cls, llm_kwargs)))
-        dispatcher.event(LLMStructuredPredictEndEvent(output=output))
-        return output
+        messages = prompt.format_messages(llm=self, **prompt_args)
+        return parsed(output_cls, self.chat(messages, **_object(output_cls, llm_kwargs)))
 
     async def astructured_predict(
         self,
@@ -296,18 +287,8 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         **prompt_args: Any,
     ) -> Model:
         """Like `structured_predict`, but does not block the event loop."""
-        messages = self._asked(output_cls, prompt, prompt_args)
-        output = parsed(output_cls, await self.achat(messages, **_object(output_cls, llm_kwargs)))
-        dispatcher.event(LLMStructuredPredictEndEvent(output=output))
-        return output
-
-    def _asked(
-        self, output_cls: type[BaseModel], template: BasePromptTemplate, given: dict[str, Any]
-    ) -> list[ChatMessage]:
-        """Return the messages of a prompt, and tell LlamaIndex that a prediction begins."""
-        fields: Any = {"output_cls": output_cls, "template": template, "template_args": given}
-        dispatcher.event(LLMStructuredPredictStartEvent(**fields))
-        return template.format_messages(llm=self, **given)
+        messages = prompt.format_messages(llm=self, **prompt_args)
+        return parsed(output_cls, await self.achat(messages, **_object(output_cls, llm_kwargs)))
 
     def _structured_stream_call(
         self,
