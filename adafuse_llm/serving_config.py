@@ -95,10 +95,6 @@ class ServingConfig(Options):
     drain_seconds: float = Field(default=5.0, ge=0, le=86_400)
     """Seconds that running requests may take after the signal to stop. Then they end with the text
     so far."""
-    strict: bool = False
-    """Whether to refuse requests with fields of other servers that this server does not have. By
-    default, the server ignores such a field with a warning, unless it determines the form of the
-    answer."""
     page: bool = True
     """Whether the page at / exists."""
     log_prompts: bool = False

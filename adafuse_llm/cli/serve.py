@@ -27,7 +27,6 @@ def add_flags(parser: Parser) -> None:
     parser.flag("--api-key-file FILE", type=str)
     parser.flag("--served-model-name NAME")
     parser.flag("--max-requests NUMBER")
-    parser.flag("--strict", "Refuse requests with unknown fields, instead of a warning.")
     parser.flag("--log-level LEVEL", "Lowest level of log messages: debug, info, warning, error.")
 
 

@@ -1,8 +1,8 @@
 """The bodies of requests in the form of OpenAI's API: what each field becomes.
 
-Clients send fields of OpenAI's own service and of other servers. They are ignored with a warning,
-or refused by a strict server. The few that determine the form of an answer, or what it answers, are
-always refused, because the client could not read the answer.
+Clients send fields of OpenAI's own service and of other servers. They are ignored with a warning.
+The few that determine the form of an answer, or what it answers, are refused, because the client
+could not read the answer.
 """
 
 from __future__ import annotations
@@ -79,24 +79,13 @@ MAX_WARNINGS = 32
 
 @dataclass
 class Ignored:
-    """The fields of a request that were ignored, with a warning for each.
+    """The fields of a request that were ignored, with a warning for each."""
 
-    Args:
-        strict: whether to refuse the request instead.
-    """
-
-    strict: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def add(self, name: str, reason: str = "") -> None:
-        """Note that a field, such as ``a.b``, was ignored, and why or what to send instead.
-
-        Raises:
-            ApiError: the server is strict.
-        """
+        """Note that a field, such as ``a.b``, was ignored, and why or what to send instead."""
         reason = f": {reason}" if reason else ""
-        if self.strict:
-            raise refused(name, reason)
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
 

@@ -59,7 +59,7 @@ async def read_object(
                 raise ValueError("it is not an object")
         except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
             raise invalid(f"the body cannot be read: {error}", code="invalid_json") from None
-        return read(value, Ignored(strict=config.strict))
+        return read(value, Ignored())
 
     return await anyio.to_thread.run_sync(parse)
 

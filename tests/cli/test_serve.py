@@ -55,14 +55,12 @@ def test_flags_override_the_file_which_overrides_the_defaults(adafuse, runs, fak
     flags = (
         "-o", "max_choices=7", "-o", "cors_origins=[https://a.example, http://b:1]",
         "-o", "page=false", "--max-requests", 4, "-o", "margin_threshold=0.5",
-        "--log-level", "error", "--strict",
+        "--log-level", "error",
     )  # fmt: skip
     result = adafuse("serve", "--config", config, *flags)
     assert result.exit_code == 0, result.output
     used = runs[0]["config"]
-    assert (used.served_model_name, used.max_choices, used.page, used.strict) == (
-        "town", 7, False, True,
-    )  # fmt: skip
+    assert (used.served_model_name, used.max_choices, used.page) == ("town", 7, False)
     assert used.allowed_hosts == ("a.example", "localhost", "127.0.0.1", "[::1]")
     assert used.cors_origins == ("https://a.example", "http://b:1")
     assert fakes[0]["runtime"] == RuntimeConfig(max_requests=4, drafting=False, max_waiting=256)

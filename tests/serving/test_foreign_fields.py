@@ -24,15 +24,17 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
-def read(*, strict: bool = False, **fields: Any) -> ServedRequest:
+def read(**fields: Any) -> ServedRequest:
     """What a server reads in the body of a request for a chat completion."""
-    return read_chat({"messages": QUESTION, **fields}, Ignored(strict=strict))
+    return read_chat({"messages": QUESTION, **fields}, Ignored())
 
 
-def messages(*turns: Any, strict: bool = False) -> list[Any]:
-    conversation = read(messages=[*QUESTION, *turns], strict=strict).conversation
-    assert conversation is not None
-    return list(conversation.messages)
+def messages(*turns: Any) -> list[Any]:
+    """The conversation of a request without a warning."""
+    asked = read(messages=[*QUESTION, *turns])
+    assert asked.conversation is not None
+    assert asked.ignored.warnings == []
+    return list(asked.conversation.messages)
 
 
 def refused(**fields: Any) -> ApiError:
@@ -72,7 +74,7 @@ def test_keys_of_messages_that_no_member_reads_are_ignored():
     }
     again = {"role": "user", "content": "And six?", "cache_control": {"type": "ephemeral"}}
     plain = {"role": "assistant", "content": "Four florins."}
-    assert messages(said, again, strict=True) == messages(plain, {**again, "cache_control": None})
+    assert messages(said, again) == messages(plain, {**again, "cache_control": None})
 
 
 @pytest.mark.quick
@@ -123,9 +125,10 @@ def test_data_in_the_result_of_a_tool_is_read_as_json(content, read_as):
         {"type": "function_call_output", "call_id": "a", "output": content},
     ]
     for asked in (
-        read(messages=[called, result], strict=True),
-        read_response({"input": items}, Ignored(strict=True)),
+        read(messages=[called, result]),
+        read_response({"input": items}, Ignored()),
     ):
+        assert asked.ignored.warnings == []
         assert asked.conversation is not None
         assert asked.conversation.messages[-1]["content"] == read_as
 
@@ -133,7 +136,7 @@ def test_data_in_the_result_of_a_tool_is_read_as_json(content, read_as):
 def test_options_of_the_engine_are_obeyed(engine):
     drawn = {"top_k": 2, "min_p": 0.2, "temperature": 1.0, "seed": 3}
     biased = {"top_k": -1, "repetition_penalty": 1.5, "logit_bias": {" 4": -50}}
-    with served(create_app(engine, ServingConfig(strict=True))) as url:
+    with served(create_app(engine)) as url:
         for options in (drawn, biased, {"regex": "[a-c]{5}"}, {"choices": ["yes", "no"]}):
             response = chat(url, max_tokens=16, **options)
             own = {name: value for name, value in options.items() if value != -1}
@@ -154,16 +157,13 @@ def test_other_fields_are_ignored_with_a_warning_or_refused():
         (told,) = read(**{name: value}).ignored.warnings
         assert f"'{name}' was ignored" in told
         assert advice in told
-        error = refused(strict=True, **{name: value})
-        assert (error.code, error.param) == ("unsupported_parameter", name)
-        assert "ignored" not in error.message
 
 
 @pytest.mark.quick
 def test_fields_that_promise_nothing_need_no_warning_and_what_sets_a_form_is_never_dropped():
     quiet, unset = dict.fromkeys(bodies.QUIET, "x"), dict.fromkeys(bodies.REFUSED)
     fields: dict[str, Any] = {**quiet, **unset, "functions": [], "store": False}
-    assert read(strict=True, **fields).ignored.warnings == []
+    assert read(**fields).ignored.warnings == []
     for name, advice in bodies.REFUSED.items():
         is_known = name in bodies._ChatBody.model_fields
         kind = bodies._CompletionBody if is_known else bodies._ChatBody
