@@ -258,31 +258,9 @@ class Drafts(NoDrafts):
             (start,) = asked.query.evaluate
             best = min(drafters, key=Drafter.plan)
             drafts = yield from best.draft(start, min(best.plan()[1], member.room(start)))
-            # inside a word, it also reads the words that could be proposed instead
-            rivals: list[Node] = []
-            if start is not member.tree.root:
-                rivals = yield from self._rivals(member, config)
-            nodes = dict.fromkeys([*drafts, *rivals])
-            new = [n for n in nodes if n.next is None and member.fits(n) and n is not start]
+            new = [node for node in drafts if node.next is None and member.fits(node)]
             yield Ask((member.with_drafts(asked.query, new),))
             best.learn(start, drafts)
-
-    def _rivals(self, member: MemberState, config: AdaFuseConfig) -> Steps[list[Node]]:
-        # under a grammar, which they may be unable to follow, other members are not asked
-        if member.grammar is not None or member.backend.token_cost > EXPENSIVE:
-            return []
-        # the others propose if `member` has no majority for its word
-        share = member.weight / math.fsum(other.weight for other in self._members)
-        if share * math.exp(member.next(member.tree.root).logprobs[0]) > 0.5:
-            return []
-        others = [drafter.member for drafter in self._drafters[member]]
-        proposals = yield from in_lockstep([propose(other, config) for other in others])
-        nodes: list[Node] = []
-        for other, proposal in zip(others, proposals, strict=True):
-            for span in proposal.spans:
-                if (encoded := member.encode(other.text(span.node))) is not None:
-                    nodes += member.tree.path(encoded[0])
-        return nodes
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:

@@ -116,9 +116,9 @@ THREE = ([nearly(9), nearly(4), scattered(2)], 90)
         (APART, {"branching_factor": 2, "max_words": 2}, [(81, 123), (109, 184), (109, 151)]),
         (TWO, {}, [(43, 151), (40, 124)]),
         (LETTERS, {}, [(47, 216), (47, 158), (52, 188)]),
-        (SIZED, {}, [(20, 54), (38, 38)]),
-        (SIZED, {"max_new_tokens": 9}, [(5, 13), (9, 9)]),
-        (THREE, {}, [(24, 75), (48, 49), (32, 34)]),
+        (SIZED, {}, [(21, 54), (38, 38)]),
+        (SIZED, {"max_new_tokens": 9}, [(6, 13), (9, 9)]),
+        (THREE, {}, [(28, 75), (48, 49), (30, 34)]),
     ],
 )
 def test_responses_cost_as_many_passes_and_tokens_as_before(

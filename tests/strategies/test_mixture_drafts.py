@@ -127,24 +127,3 @@ def test_a_draft_is_as_long_as_saves_most(size: int, token_cost: float, count: i
     large.token_cost = token_cost
     members = [MemberState(each, [1], 2, 1.0) for each in (Counted("small", size), large)]
     assert Drafter(*members).plan()[1] == count
-
-
-@pytest.mark.quick
-def test_words_that_the_large_member_must_read_anyway_cost_it_no_pass() -> None:
-    """It gives its words too little for a majority, so the small member proposes others."""
-
-    def rule(first: float, word: str) -> Any:
-        return lambda text: {f" {word}": first, "o": 1 - first}
-
-    def count(*, drafting: bool) -> int:
-        large, small = Counted("large", 100), Counted("small", 10)
-        large._rule, small._rule = rule(0.54, "a"), rule(0.9, "b")
-        runtime = RuntimeConfig(drafting=drafting)
-        with AdaFuseEngine([large, small], strategy="mixture", runtime=runtime) as engine:
-            found = engine.generate("So:", max_new_tokens=20)
-        assert found.text == " a" * 20
-        assert {len(each.candidates) for each in found.rounds} == {2}
-        return len(large.sizes)
-
-    assert count(drafting=False) == 41
-    assert count(drafting=True) <= 22
