@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
 from typing import Any
 
 from rich.text import Text
@@ -54,10 +53,14 @@ def generate(setup: Setup, flags: Namespace) -> int:
             generation = last(engine.stream(**request, cancel=cancel), _print_round)
         else:
             events = engine.stream(**request, cancel=cancel)
-            generation = _print_growing(display, events)
             if display.console.is_terminal:
+                display.console.print(display.legend(), "", sep="\n")
+                generation = show_stream(display, events)
                 seconds = time.perf_counter() - started
                 display.console.print("", display.summary(generation, seconds), sep="\n")
+            else:
+                generation = last(events, _print_plain)
+                sys.stdout.write("\n")
         if flags.json:
             whole = generation.model_dump(mode="json")
             apart = {"answer": generation.answer, "reasoning": generation.reasoning}
@@ -89,15 +92,6 @@ def _request(flags: Namespace) -> dict[str, Any]:
     turns = [("system", flags.system), ("user", flags.prompt), ("assistant", flags.prefill)]
     messages = [{"role": role, "content": text} for role, text in turns if text]
     return {"messages": messages, **({"continue_final_message": True} if flags.prefill else {})}
-
-
-def _print_growing(display: Display, events: Iterator[StreamEvent]) -> Generation:
-    if display.console.is_terminal:
-        display.console.print(display.legend(), "", sep="\n")
-        return show_stream(display, events)
-    generation = last(events, _print_plain)
-    sys.stdout.write("\n")
-    return generation
 
 
 def _print_all(display: Display, generation: Generation) -> None:
