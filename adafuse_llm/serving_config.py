@@ -97,8 +97,6 @@ class ServingConfig(Options):
     so far."""
     page: bool = True
     """Whether the page at / exists."""
-    log_prompts: bool = False
-    """Whether the log has the body of each request."""
 
 
 class ServerConfig(ServingConfig):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
 import re
 import time
@@ -258,7 +257,4 @@ async def read_body(request: Request, config: ServingConfig) -> bytes:
             code="request_too_large",
             headers=CLOSE,
         )
-    if config.log_prompts and body:
-        text = json.dumps(body.decode(errors="replace"))
-        logger.info("request=%s body=%s", CURRENT_REQUEST.get().id, text)
     return bytes(body)

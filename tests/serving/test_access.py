@@ -298,10 +298,3 @@ async def test_a_body_up_to_the_limit_is_read_and_a_longer_one_is_not() -> None:
         assert response.status_code == 413
         assert error(response)["code"] == "request_too_large"
         assert response.headers["connection"] == "close"
-
-
-async def test_bodies_are_in_the_log_only_if_asked_for(caplog) -> None:
-    caplog.set_level(logging.INFO, LOGGER)
-    async with client(log_prompts=True) as http:
-        await http.post("/echo", content=b'{"prompt": "a\nb\xff"}', headers={"X-Request-ID": "r1"})
-    assert caplog.messages[0] == r'request=r1 body="{\"prompt\": \"a\nb\ufffd\"}"'
