@@ -98,10 +98,6 @@ class EnsembleModel(EnsembleFields, Serializable):
 
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
-        def configurable_fields(self, **kwargs: Any) -> Any:
-            fields = {self._names_of_fields.get(name, name): kwargs[name] for name in kwargs}
-            return super().configurable_fields(**fields)
-
         def bind(self, **kwargs: Any) -> Any:
             """Return the model with other options, to which the other keywords are bound.
 
