@@ -186,7 +186,7 @@ def read_schema(path: str | PathLike[str]) -> dict[str, Any]:
 
 def write_config(
     path: str | PathLike[str], values: Mapping[str, Any], *, comment: str = ""
-) -> ConfigFile:
+) -> None:
     """Write or replace a configuration file, after a check that `read_config` can read it.
 
     Args:
@@ -201,6 +201,5 @@ def write_config(
 
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
-    file = _parsed(yaml.safe_load(text), Path(path).parent)
+    _parsed(yaml.safe_load(text), Path(path).parent)
     Path(path).write_text("\n".join([*lines, text]), encoding="utf-8")
-    return file
