@@ -11,7 +11,6 @@ from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.load import dumpd, load
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.runnables import ConfigurableField
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, RuntimeConfig, TransformersMember
@@ -45,9 +44,6 @@ def test_other_names_of_options_are_fields(kind, obliging):
     model = kind(engine=obliging, num_predict=5)
     model.max_tokens = 2
     assert model.max_new_tokens == model.max_completion_tokens == 2
-    longer = model.configurable_fields(max_new_tokens=ConfigurableField(id="most"))
-    said = longer.with_config(configurable={"most": 4}).invoke("Hi")
-    assert len(text(said)) > len(text(model.invoke("Hi")))
     assert kind(engine=obliging, model="quill+ink").model_name == "ink+quill"
 
 
