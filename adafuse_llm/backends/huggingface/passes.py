@@ -34,10 +34,6 @@ class RequestState(RequestLogits):
     def unread(self) -> int:
         return self.form.unread
 
-    def drop(self) -> None:
-        if isinstance(self.form, TreeForm):
-            self.form.rows.is_spoiled = True
-
     def follow(self) -> bool:
         is_cut = super().follow()
         if is_cut:

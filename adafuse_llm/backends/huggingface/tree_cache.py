@@ -67,7 +67,8 @@ class Slab:
         for index, buffers in self.layers.items():
             keys, values = (old.new_zeros((old.shape[0], slots, *old.shape[2:])) for old in buffers)
             for new, old in zip((keys, values), buffers, strict=True):
-                new[:, : self.slots] = old
+                # a growth that ran out of memory has left longer buffers in some layers
+                new[:, : self.slots] = old[:, : self.slots]
             self._set(index, keys, values)
         self.free += range(self.slots, slots)
         self.slots = slots
@@ -80,19 +81,17 @@ class Rows:
         count: number of rows. What is behind them is undefined, but finite.
         slab: the slab; None before the first pass.
         slot: the slot.
-        is_spoiled: whether the rows may hold NaN, so that no other request may get the slot.
     """
 
     def __init__(self, slab: Slab | None = None) -> None:
         self.count = 0
         self.slab: Slab | None = None
         self.slot = 0
-        self.is_spoiled = False
         if slab is not None:
             self._take(slab)
 
     def __del__(self) -> None:
-        if self.slab is not None and not self.is_spoiled:
+        if self.slab is not None:
             self.slab.free.append(self.slot)
 
     def _take(self, slab: Slab) -> None:
@@ -116,6 +115,8 @@ class Rows:
             slab.layer(index, keys, values)
             for new, old in zip(self.layers()[index], (keys, values), strict=True):
                 new[:, :, : self.count] = old[:, :, : self.count]
+        for tensor in self.tensors():  # an earlier request may have left NaN in the slot
+            tensor[:, :, self.count :] = 0
         if before[0] is not None:
             before[0].free.append(before[1])
 

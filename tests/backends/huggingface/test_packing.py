@@ -15,6 +15,7 @@ from accelerate import dispatch_model
 from adafuse_llm import AdaFuseEngine, MemberOutOfMemoryError, RuntimeConfig
 from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, packing, passes
+from adafuse_llm.backends.huggingface.tree_cache import Slab
 from adafuse_llm.tree.tokens import TokenTree
 from tests.reference import Options, decode
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
@@ -336,6 +337,49 @@ def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
     assert not any(sizes[1:])
     expected = decode([reference(ENDLESS)], PROMPTS[0], Options(max_new_tokens=2))
     assert_same(generation, expected, TOLERANCE)
+
+
+# Slots ----------------------------------------------------------------------------------------
+
+
+def test_the_slot_of_a_prompt_with_nan_serves_other_requests() -> None:
+    ours = member(ENDLESS, prefix_cache_bytes=0)
+    running, broken, *trees = map(TokenTree, ([6] * 50, [5] * 50, [6, 4, 3] * 2, [6, 4, 1] * 5))
+    ours.evaluate([Query(running, (running.root,), (), 2)])
+
+    def spoil(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.where((args[0] == 5)[..., None], torch.nan, output)
+
+    hook = model(ENDLESS).get_input_embeddings().register_forward_hook(spoil)
+    ours._pieces = (17, 17)
+    ours.read_piece([broken])
+    hook.remove()
+    ours.release(broken)
+    del broken
+    results = ours.evaluate([Query(tree, (tree.root,), (), 2) for tree in trees])
+    assert not any(result.has_nan for result in results)
+
+
+def test_slots_can_be_added_after_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    slab, rows = Slab(capacity=2), torch.ones(1, 1, 2, 1)
+    for index in range(2):
+        for buffer in slab.layer(index, rows, rows):
+            buffer[:] = 1
+    calls, new_zeros = list[int](), torch.Tensor.new_zeros
+
+    def scarce(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("in the second layer")
+        return new_zeros(*args)
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        slab.grow(3)
+    slab.grow(2)
+    assert slab.free == [0, 1]
+    buffers = [buffer for index in range(2) for buffer in slab.layer(index, rows, rows)]
+    assert [buffer[0, :2, 0, 0].tolist() for buffer in buffers] == [[1, 0]] * 4
 
 
 # Several devices ------------------------------------------------------------------------------
