@@ -93,6 +93,8 @@ class ConfigFile(AdaFuseConfig):
     @field_validator("runtime", "serving", mode="before")
     @classmethod
     def _section(cls, values: Any) -> Any:
+        if isinstance(values, dict):  # YAML reads some names as numbers
+            return {str(name): value for name, value in values.items()}
         return values or {}  # a section may be empty
 
     @property

@@ -75,6 +75,7 @@ def test_a_json_schema_is_a_mapping_or_a_file_next_to_the_configuration(tmp_path
         ("runtime: {max_request: 3}", "unknown option 'max_request'. Did you"),
         ("runtime: {max_requests: 0}", "option 'max_requests'"),
         ("serving: {cors_origins: [x]}", "option 'cors_origins'"),
+        ("serving: {8000: port}", "unknown option '8000'"),
         ("serving: [port]", "option 'serving': input should be a valid dictionary"),
         ("max_requests: 3", "'max_requests'.*section 'runtime'"),
     ],
