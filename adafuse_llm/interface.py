@@ -223,7 +223,7 @@ class Engine(ABC):
         continuation is the beginning of such a reply.
 
         Args:
-            prompt: text before the continuations. Behind an empty one, a continuation follows the
+            prompt: text before the continuations. If it is empty, a continuation follows the
                 special tokens with which the member begins every prompt, or else its
                 end-of-sequence token.
             continuations: texts of at least one character.
