@@ -148,7 +148,7 @@ class ServerBackend(Backend):
         if not prompts:
             return
         try:
-            with self._server.turn:
+            with self._server.in_turn():
                 self._api.evaluate(self._server, self.facts, prompts)
             for prompt in prompts:
                 if lacking := prompt.given - prompt.logprobs.keys():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final
 
 import httpx
@@ -63,6 +64,21 @@ class Connection:
 
     def _connect(self) -> None:
         self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=TIMEOUT)
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Hold `turn`, which a member of another engine can hold for minutes while it repeats calls.
+
+        Raises:
+            MemberUnavailableError: the connection was closed while it waited.
+        """
+        while not self.turn.acquire(timeout=FIRST_DELAY):
+            if self._closed.is_set():
+                raise MemberUnavailableError(self._member, "it was closed")
+        try:
+            yield
+        finally:
+            self.turn.release()
 
     def close(self) -> None:
         """Close all connections. Calls that wait for the server fail."""

@@ -275,6 +275,16 @@ def test_a_request_goes_on_when_its_server_is_back(
         ask(loaded)
 
 
+def test_a_member_that_waits_for_another_engine_ends_as_soon_as_it_is_closed(load: Load) -> None:
+    loaded = load(InferenceServer("vllm"))
+    with loaded._server.turn, ThreadPoolExecutor() as threads:  # the other one repeats its calls
+        asked = threads.submit(ask, loaded)
+        time.sleep(0.2)
+        loaded.close()
+        with pytest.raises(MemberUnavailableError, match="it was closed"):
+            asked.result(2)
+
+
 @every_api
 def test_another_model_behind_the_same_name_is_noticed(api: str, load: Load) -> None:
     loaded = load(server := InferenceServer(api), name="far")
