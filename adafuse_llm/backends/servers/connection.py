@@ -67,7 +67,7 @@ class Connection:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Hold `turn`, which a member of another engine can hold for minutes while it repeats calls.
+        """Hold `turn`, which a member of another engine holds for minutes while it repeats calls.
 
         Raises:
             MemberUnavailableError: the connection was closed while it waited.
