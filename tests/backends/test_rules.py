@@ -14,6 +14,7 @@ from adafuse_llm.backends import FakeBackend, Next, TokenTree
 from adafuse_llm.backends.fake import END, FakeCodec
 from adafuse_llm.backends.llamacpp import backend as llamacpp
 from adafuse_llm.backends.llamacpp import context
+from adafuse_llm.backends.logits import backend as logits_backend
 from adafuse_llm.testing import BackendTests
 from tests.backends import gguf_members
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
@@ -88,6 +89,15 @@ class TestTreeOfAModel(BackendTests):
 
     def logits(self, ids: Sequence[int]) -> Any:
         return reference(self.recipe).logits(ids)
+
+
+class TestScoresInParts(TestTreeOfAModel):
+    """Texts are scored two tokens at a time, and the logits in between are dropped."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(logits_backend, "PART_BYTES", 1)
+        monkeypatch.setattr(logits_backend, "MIN_PART", 2)
 
 
 class TestPathsOfAModel(TestTreeOfAModel):

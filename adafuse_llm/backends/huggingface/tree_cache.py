@@ -293,11 +293,11 @@ class TreeForm:
             + [node.length - 1 for node in below],
             dtype=np.int64,
         )
-        self._row.update(zip(below, range(joined, size), strict=True))
         # one line of tokens, such as a prompt or a text to score, needs no mask
         line = zip(below, [self._tree.root, *below], strict=False)
         is_line = self._trunk.all() and all(node.parent is above for node, above in line)
         visible = None if is_line else self._visible(joined, below)
+        self._row.update(zip(below, range(joined, size), strict=True))
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
         self.committed += len(pending)
@@ -320,17 +320,19 @@ class TreeForm:
         visible = np.zeros((size - rows, size), dtype=np.bool_)
         visible[:, :rows] = self._trunk
         visible[:, rows:joined] = joined - rows < 2 or np.tri(size - rows, joined - rows)
+        seen: dict[Node, NDArray[np.bool_]] = {}  # what the new nodes see, [r]
         for row, node in enumerate(below, start=joined):
             # a node sees what its parent sees, and itself
-            parent = node.parent
-            above = -1 if parent is None else self._row.get(parent, -1)
-            if above >= joined:
-                visible[row - rows] = visible[above - rows]
-            while parent is not None and 0 <= above < joined:
-                visible[row - rows, above] = True
-                parent = parent.parent
-                above = -1 if parent is None else self._row.get(parent, -1)
-            visible[row - rows, row] = True
+            above, own = node.parent, visible[row - rows]
+            if above in seen:
+                own |= seen[above]
+            else:
+                # an ancestor whose logits were dropped may run again, but has its earlier row
+                while above in self._row:
+                    own[self._row[above]] = True
+                    above = above.parent
+            own[row] = True
+            seen[node] = own
         return visible
 
     def _compact(self) -> None:

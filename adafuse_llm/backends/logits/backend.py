@@ -142,11 +142,15 @@ class LogitsBackend(Backend, Generic[S]):
         return cast("S", state)
 
     def _state_of(self, tree: TokenTree) -> S:
-        if tree.state is None:
-            tree.state = self._new_state(tree)
-            self._running.add(tree.state)
-        state = cast("S", tree.state)
-        state.follow()
+        state = cast("S | None", tree.state)
+        if state is not None:
+            state.follow()
+            if tree.root in state.forgotten:  # no form can run a committed token again
+                self._forget(tree)
+                state = None
+        if state is None:
+            state = tree.state = self._new_state(tree)
+            self._running.add(state)
         return state
 
     def _in_turn(self, queries: Sequence[Query]) -> list[QueryResult]:
@@ -190,7 +194,7 @@ class LogitsBackend(Backend, Generic[S]):
     ) -> dict[Node, float]:
         """Score the nodes of a long text in parts, of whose logits none are kept."""
         state = self._state_of(query.tree)
-        kept = {*query.evaluate, *state.rows}
+        kept = {query.tree.root, *query.evaluate, *state.rows}
         nodes = [node for node in query.score if node.parent not in kept]
         size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
         known: dict[Node, float] = {}
