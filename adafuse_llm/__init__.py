@@ -41,7 +41,7 @@ from adafuse_llm.remote.client import RemoteEngine
 from adafuse_llm.request import Request
 from adafuse_llm.results import (
     Candidate,
-    Choice,
+    Chosen,
     Generation,
     MemberInfo,
     Round,
@@ -71,7 +71,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Generation",
     "Round",
     "Candidate",
-    "Choice",
+    "Chosen",
     "StreamEvent",
     "TokenLogprob",
     "TopToken",

@@ -14,7 +14,7 @@ from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
 from adafuse_llm.request import Checked, Given, GivenBatch, Messages, Request, requests_of
 from adafuse_llm.results import (
-    Choice,
+    Chosen,
     Generation,
     MemberInfo,
     RoundObserver,
@@ -252,7 +252,7 @@ class Engine(ABC):
         scores: list[Scores] = await run.aresults()
         return scores[0]
 
-    def choose(self, prompt: str | None = None, **given: Unpack[Given]) -> Choice:
+    def choose(self, prompt: str | None = None, **given: Unpack[Given]) -> Chosen:
         """Choose one of several texts as the response. Pass either a prompt or messages.
 
         The members score all texts, each with the end of the response, in one forward pass each. A
@@ -267,11 +267,11 @@ class Engine(ABC):
             DecodingError: no member can score all texts.
             MemberError, RequestTimeoutError, QueueFullError: as for `generate`.
         """
-        return _choice(self.generate(prompt, **_choosing(given)))
+        return _chosen(self.generate(prompt, **_choosing(given)))
 
-    async def achoose(self, prompt: str | None = None, **given: Unpack[Given]) -> Choice:
+    async def achoose(self, prompt: str | None = None, **given: Unpack[Given]) -> Chosen:
         """Like `choose`, but does not block the event loop."""
-        return _choice(await self.agenerate(prompt, **_choosing(given)))
+        return _chosen(await self.agenerate(prompt, **_choosing(given)))
 
     @property
     @abstractmethod
@@ -315,11 +315,11 @@ def _choosing(given: Given) -> Given:
     return given
 
 
-def _choice(generation: Generation) -> Choice:
+def _chosen(generation: Generation) -> Chosen:
     if not generation.rounds:
         raise RequestCancelledError("the request was cancelled before a text was chosen")
     (played,) = generation.rounds
-    return Choice(
+    return Chosen(
         text=generation.text,
         index=played.winner,
         probabilities=played.choice_probabilities or (),

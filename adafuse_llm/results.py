@@ -299,7 +299,7 @@ class Scores(_Result):
     usage: Usage
 
 
-class Choice(_Result):
+class Chosen(_Result):
     """The option that an ensemble chose from a list.
 
     Attributes:
