@@ -88,6 +88,7 @@ class Request:
         cancel: an event that any thread can set to end the request after at most one more round.
             The response then has the text so far and ``finish_reason="cancelled"``. If the event's
             ``is_set`` raises an exception, the request ends with it.
+        name: what errors about its input call it. Default: its number in the batch.
     """
 
     prompt: str | None = None
@@ -99,6 +100,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     timeout: float | None = None
     cancel: threading.Event | None = field(default=None, compare=False, repr=False)
+    name: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **fields: Any) -> Self:
@@ -157,19 +159,20 @@ def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> l
         try:
             results.append(convert(request))
         except AdaFuseError as error:
-            raise numbered(error, number, len(requests)) from None
+            raise numbered(error, request, number, len(requests)) from None
     return results
 
 
-def numbered(error: E, number: int, size: int) -> E:
-    """Return an error about the input of a request in a batch of `size`, with its number.
+def numbered(error: E, request: Request, number: int, size: int) -> E:
+    """Return an error about the input of a request in a batch of `size`, with its name or number.
 
     Other errors, also those about options, are returned as they are.
     """
     is_option = isinstance(error, InvalidOptionError)
-    if size == 1 or is_option or not isinstance(error, (InvalidInputError, ContextWindowError)):
+    name = request.name or (f"input {number} of the batch" if size > 1 else "")
+    if not name or is_option or not isinstance(error, (InvalidInputError, ContextWindowError)):
         return error
-    return type(error)(f"input {number} of the batch: {error}")
+    return type(error)(f"{name}: {error}")
 
 
 def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[Request]:

@@ -145,7 +145,8 @@ class RemoteEngine(Engine):
             first = 0
             for number, (size, work) in enumerate(works):
                 started.append(self._start(work(first, deliver)))
-                started[-1].add_done_callback(partial(self._ended, deliver, number, len(works)))
+                place = (requests[number], number, len(works))
+                started[-1].add_done_callback(partial(self._ended, deliver, place))
                 first += size
             if stopped.is_set():
                 stop()
@@ -288,12 +289,12 @@ class RemoteEngine(Engine):
             if not all(reader.is_whole for reader in readers):
                 raise self._error("ended the stream before the response was complete")
 
-    def _ended(self, deliver: Deliver, number: int, size: int, work: Future[None]) -> None:
+    def _ended(self, deliver: Deliver, place: tuple[Request, int, int], work: Future[None]) -> None:
         """Deliver what ended a request, unless it is complete or nobody waits for it."""
         if self.closed:
             deliver(0, errors.EngineClosedError(CLOSED))
         elif not work.cancelled() and (error := work.exception()) is not None:
-            deliver(0, numbered(error, number, size))
+            deliver(0, numbered(error, *place))
 
     def _answer(self, status: int, content: bytes) -> Any:
         if status == 200:
