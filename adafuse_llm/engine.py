@@ -228,6 +228,7 @@ class AdaFuseEngine(Engine):
                 name=backend.name,
                 context_window=backend.context_window,
                 has_chat_template=backend.codec.has_chat_template,
+                parameters=backend.parameters,
             )
             for backend in self.backends
         )

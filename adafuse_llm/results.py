@@ -7,7 +7,7 @@ score a candidate is absent from the candidate's ``nll``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -173,11 +173,13 @@ class MemberInfo(_Result):
         context_window: most tokens of a prompt and its response. None if it has no limit.
         has_chat_template: whether it has a chat template. Without one, it reads messages as plain
             text.
+        parameters: number of the model's parameters; None if it is not known.
     """
 
     name: str
     context_window: int | None
     has_chat_template: bool
+    parameters: int | None = None
 
 
 def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int | None:
@@ -297,6 +299,19 @@ class Scores(_Result):
 
     texts: tuple[ScoredText, ...]
     usage: Usage
+
+
+def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:
+    """Return the usage of all responses to some prompts, by member. Each prompt counts once."""
+    share = len(generations) // prompts
+    total: dict[str, dict[str, int]] = {}
+    for number, generation in enumerate(generations):
+        for kind, counts in generation.usage.model_dump().items():
+            once = kind in ("prompt_tokens", "cached_tokens") and number % share
+            sums = total.setdefault(kind, dict.fromkeys(counts, 0))
+            for member, count in counts.items():
+                sums[member] += 0 if once else count
+    return Usage(**total)
 
 
 class Chosen(_Result):

@@ -13,7 +13,7 @@ from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import ReplyReader, ToolCall
 from adafuse_llm.remote import wire
 from adafuse_llm.remote.wire import EXTENSION
-from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
+from adafuse_llm.results import Generation, Round, StreamEvent, total_usage
 from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.sse import DONE
@@ -200,16 +200,3 @@ class TextChoice:
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
         return self.part(generation.text, "", generation, generation.rounds)
-
-
-def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:
-    """Return the usage of all responses to some prompts, by member. Each prompt counts once."""
-    share = len(generations) // prompts
-    total: dict[str, dict[str, int]] = {}
-    for number, generation in enumerate(generations):
-        for kind, counts in generation.usage.model_dump().items():
-            once = kind in ("prompt_tokens", "cached_tokens") and number % share
-            sums = total.setdefault(kind, dict.fromkeys(counts, 0))
-            for member, count in counts.items():
-                sums[member] += 0 if once else count
-    return Usage(**total)

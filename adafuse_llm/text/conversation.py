@@ -396,7 +396,7 @@ def _check_call(call: Any, label: str) -> MessageCall:
             f"{label} has a tool call without a name or a mapping of arguments: {short_repr(call)}"
         )
     check_text(name, label)
-    return {"id": str(call.get("id")), "name": name, "arguments": _plain_json(arguments, label)}
+    return {"id": str(call.get("id")), "name": name, "arguments": plain_json(arguments, label)}
 
 
 def check_results(messages: Iterable[Message]) -> None:
@@ -446,7 +446,7 @@ def _check_tool(number: int, given: Any) -> Tool:
     label = f"tool {tool.name!r}"
     check_text(tool.name, label)
     check_text(tool.description, label)
-    return Tool(tool.name, tool.description, _plain_json(tool.parameters, label))
+    return Tool(tool.name, tool.description, plain_json(tool.parameters, label))
 
 
 def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
@@ -474,10 +474,11 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _plain_json(value: Mapping[str, Any], label: str) -> dict[str, Any]:
+def plain_json(value: Any, label: str) -> Any:
+    """Return JSON data, which errors call `label`, as dicts, lists and plain values."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
-        plain: dict[str, Any] = json.loads(text)
+        plain = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
     check_text(text, label)

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from adafuse_llm import InvalidOptionError, Round, Usage
+from adafuse_llm.results import total_usage
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.completions import total_usage
 from tests.support.scripted import scripted_engine
 from tests.support.serving import CALCULATE, CALL, openai_client
 from tests.support.thinkers import thinkers
