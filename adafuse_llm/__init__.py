@@ -33,6 +33,7 @@ __version__ = "0.1.0"  # set before the imports because the imported modules rea
 
 from adafuse_llm import errors
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.decisions import Choice, Predicate, Score
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import *  # noqa: F403  # all of them
 from adafuse_llm.interface import Engine
@@ -40,8 +41,10 @@ from adafuse_llm.loading.specs import GGUFMember, MemberSpec, ServerMember, Tran
 from adafuse_llm.remote.client import RemoteEngine
 from adafuse_llm.request import Request
 from adafuse_llm.results import (
+    Answer,
     Candidate,
     Chosen,
+    Decision,
     Generation,
     MemberInfo,
     Round,
@@ -66,12 +69,17 @@ __all__ = [  # noqa: RUF022  grouped by use
     "ServerMember",
     "TransformersMember",
     "Tool",
+    "Predicate",
+    "Choice",
+    "Score",
     "Request",
     "Run",
     "Generation",
     "Round",
     "Candidate",
     "Chosen",
+    "Decision",
+    "Answer",
     "StreamEvent",
     "TokenLogprob",
     "TopToken",

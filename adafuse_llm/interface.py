@@ -11,10 +11,12 @@ from typing import Any
 from typing_extensions import Self, Unpack
 
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions
+from adafuse_llm.decisions import DecideOptions, Question, ask
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
 from adafuse_llm.request import Checked, Given, GivenBatch, Messages, Request, requests_of
 from adafuse_llm.results import (
     Chosen,
+    Decision,
     Generation,
     MemberInfo,
     RoundObserver,
@@ -272,6 +274,51 @@ class Engine(ABC):
     async def achoose(self, prompt: str | None = None, **given: Unpack[Given]) -> Chosen:
         """Like `choose`, but does not block the event loop."""
         return _chosen(await self.agenerate(prompt, **_choosing(given)))
+
+    def decide(
+        self, state: Any, questions: Mapping[str, Question], **given: Unpack[DecideOptions]
+    ) -> Decision:
+        """Answer typed questions about a state with probabilities (:mod:`adafuse_llm.decisions`).
+
+        Without ``weights``, the answer is that of the member with the most parameters; with them,
+        it is the weighted mean of the members' log-probabilities, renormalized. It depends neither
+        on other questions nor on the order of the options of a `Choice`.
+
+        Args:
+            state: what the questions are about: text, messages as for `generate`, or another list
+                or mapping, which members read as JSON.
+            questions: 1 to 400 of `Predicate`, `Choice` and `Score`, by name.
+            **given: the options ``use``, ``weights`` and ``chat_template_kwargs``; ``timeout`` and
+                ``cancel`` as in `Request`; and ``orders``, the maximum number of orders in which
+                members read the options. Default: all cyclic ones of up to four options, and
+                otherwise one and its reverse. With 1, members favor some places.
+
+        Raises:
+            InvalidInputError: state, questions or options cannot be used; nothing was computed.
+            ContextWindowError: state and question exceed a window; nothing was computed.
+            DecodingError: no member can answer a question.
+            RequestCancelledError: ``cancel`` was set. There are no answers so far.
+            MemberError, RequestTimeoutError, QueueFullError: as for `generate`.
+        """
+        return self.decide_batch([state], questions, **given)[0]
+
+    async def adecide(
+        self, state: Any, questions: Mapping[str, Question], **given: Unpack[DecideOptions]
+    ) -> Decision:
+        """Like `decide`, but does not block the event loop."""
+        requests, decisions = ask(self, [state], questions, given)
+        run = await self.aopen(requests)
+        return decisions(await run.aresults())[0]
+
+    def decide_batch(
+        self,
+        states: Sequence[Any],
+        questions: Mapping[str, Question],
+        **given: Unpack[DecideOptions],
+    ) -> list[Decision]:
+        """Answer the same questions about many states at the same time, each as `decide` does."""
+        requests, decisions = ask(self, states, questions, given)
+        return decisions(self.open(requests).results())
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ score a candidate is absent from the candidate's ``nll``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -331,6 +331,67 @@ class Chosen(_Result):
     probabilities: tuple[float, ...]
     nll: dict[str, tuple[float, ...]]
     usage: Usage
+
+
+class Answer(_Result):
+    """The answer to a question about a state. Without a fit, its probabilities only rank answers.
+
+    Attributes:
+        probabilities: probability of each option among the options; of levels, in their order.
+        members: the same of every member that takes part.
+        mass: total probability of the labels beside all other tokens, by member: the mean over the
+            orders. With little of it, the member would rather write something else.
+        warnings: which members take no part, and which of those that decide have little mass.
+    """
+
+    probabilities: dict[str, float]
+    members: dict[str, dict[str, float]]
+    mass: dict[str, float]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def choice(self) -> str:
+        """The likeliest option."""
+        return max(self.probabilities, key=self.probabilities.__getitem__)
+
+    @property
+    def confidence(self) -> float:
+        """The probability of the likeliest option."""
+        return self.probabilities[self.choice]
+
+    @property
+    def probability(self) -> float:
+        """The probability of yes, after a `Predicate`."""
+        return self.probabilities["yes"]
+
+    @property
+    def score(self) -> float:
+        """The expected level, where the first one is 0, after a `Score`."""
+        return math.fsum(level * p for level, p in enumerate(self.probabilities.values()))
+
+
+class Decision(_Result, Mapping[str, Answer]):
+    """The answers to all questions about a state: a mapping by the names of the questions.
+
+    Attributes:
+        answers: the answers by name.
+        usage: the cost of all prompts, one for every question and order of its options.
+        strategy: ``"weights"`` for the weighted mean of the members' log-probabilities;
+            ``"largest"`` for that of the members with the most parameters, as far as known.
+    """
+
+    answers: dict[str, Answer]
+    usage: Usage
+    strategy: str
+
+    def __getitem__(self, name: str) -> Answer:
+        return self.answers[name]
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]  # of a mapping, not of fields
+        return iter(self.answers)
+
+    def __len__(self) -> int:
+        return len(self.answers)
 
 
 class StreamEvent(_Result):

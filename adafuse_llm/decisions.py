@@ -1,0 +1,251 @@
+"""Typed questions about a state, which an ensemble answers with probabilities.
+
+Members read the state once, and then each question with its options behind letters. The reply
+begins with ``Answer:``, and there each letter has a probability, with or without a space before
+it::
+
+    Stripe fails whenever I connect my account.
+
+    Which team should handle it?
+    A. billing: payments, invoices
+    B. technical: bugs
+
+    Answer with the letter only.
+
+Members prefer letters and places, whatever stands there. So they read the options in several
+orders, and the mean of the log-probabilities counts: a preference cancels that does not depend on
+the options. The options of a `Choice` are sorted first, so their given order changes no answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import ascii_uppercase
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
+
+from adafuse_llm.errors import DecodingError, InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.request import Request
+from adafuse_llm.results import Answer, Decision, Scores, total_usage
+from adafuse_llm.text.conversation import Conversation, check_conversation, plain_json, to_json
+
+if TYPE_CHECKING:
+    from adafuse_llm.interface import Engine
+
+MAX_QUESTIONS, MAX_OPTIONS = 400, 255
+
+ALL_ORDERS = 4
+"""Maximum number of options that members read in all cyclic orders, and not only in two."""
+
+MIN_MASS = 0.1
+"""Probability of all labels together below which an answer has a warning."""
+
+IMAGES = ("image", "image_url", "input_image")
+
+
+class DecideOptions(TypedDict, total=False):
+    """Types of the keyword arguments of `Engine.decide`."""
+
+    orders: int | None
+    use: str | Sequence[str] | None
+    weights: Mapping[str, float] | Sequence[float] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    timeout: float | None
+    cancel: Event | None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with 2 to 255 different options: a list, or a mapping to descriptions.
+
+    Raises:
+        InvalidInputError: question or options cannot be used.
+    """
+
+    question: str
+    options: Mapping[str, str] | Sequence[str]
+
+    def __post_init__(self) -> None:
+        options = [*self.options] if isinstance(self.options, (Mapping, list, tuple)) else []
+        if not all(isinstance(text, str) and text.strip() for text in (self.question, *options)):
+            raise InvalidInputError(f"a question has an empty text, or none that is text: {self}")
+        if not 2 <= len({*map(str.strip, options)}) == len(options) <= MAX_OPTIONS:
+            raise InvalidInputError(
+                f"a question needs a list or mapping of 2 to {MAX_OPTIONS} different options; got "
+                f"{len(options)}: {short_repr(self.options)}. Ask about more in several steps."
+            )
+
+    def orders(self, most: int | None) -> list[list[str]]:
+        """Return the orders of the options that members read: at `most` so many."""
+        first = sorted(self.options) if isinstance(self, Choice) else [*self.options]
+        if len(first) > ALL_ORDERS:
+            return [first, first[::-1]][:most]
+        return [first[start:] + first[:start] for start in range(len(first))][:most]
+
+    def prompt(self, state: str, order: Sequence[str]) -> str:
+        """Return the prompt about a state, with the options in an order."""
+        about = self.options if isinstance(self.options, Mapping) else {}
+        lines = [self.question]
+        for label, option in zip(_labels(len(order)), order, strict=True):
+            lines.append(f"{label}. {option}" + (f": {about[option]}" if about.get(option) else ""))
+        kind = "letter" if lines[1].startswith("A.") else "number"
+        return "\n".join([state, "", *lines, "", f"Answer with the {kind} only."])
+
+
+class Predicate(Question):
+    """A question whose answer is yes or no. `yes` and `no` can describe what counts as either."""
+
+    def __init__(self, question: str, yes: str = "", no: str = "") -> None:
+        super().__init__(question, {"yes": yes, "no": no})
+
+
+class Choice(Question):
+    """A question whose answer is one of 2 to 255 options, in any order."""
+
+
+class Score(Question):
+    """A question whose answer is a level on a scale. The options are 2 to 255 levels, upwards."""
+
+
+def ask(
+    engine: Engine, states: Sequence[Any], questions: Mapping[str, Question], given: DecideOptions
+) -> tuple[list[Request], Callable[[Sequence[Scores]], list[Decision]]]:
+    """Check the input. Return requests for every state, question and order, which score the labels
+    as the reply, and a function that turns their scores into a decision about each state.
+    """
+    asked = [*questions.values()] if isinstance(questions, Mapping) else []
+    if not 1 <= len(asked) <= MAX_QUESTIONS or not all(isinstance(q, Question) for q in asked):
+        raise InvalidInputError(
+            f"questions must be a mapping of 1 to {MAX_QUESTIONS} names to Predicate, Choice or "
+            f"Score; got {len(asked)}: {short_repr(questions)}"
+        )
+    if isinstance(states, (str, Mapping)):
+        raise InvalidInputError(f"pass a list of states; got {short_repr(states)}")
+    options: dict[str, Any] = {**given}
+    most = options.pop("orders", None)
+    if most is not None and (not isinstance(most, int) or most < 1):
+        raise InvalidOptionError(f"orders must be a whole number above 0, or None; got {most!r}")
+    request = Request.of(options)
+
+    # the members, with their weights or sizes
+    config = engine.config.override(request.options)
+    weights, rule = config.member_weights(engine.members), "weights"
+    if config.weights is None:
+        sizes = {info.name: float(info.parameters or 1) for info in engine.member_info}
+        weights, rule = {name: sizes[name] for name in weights}, "largest"
+
+    # the prompts: the state first, so that members read it once
+    orders = {name: question.orders(most) for name, question in questions.items()}
+    options = {**request.options, "continue_final_message": True}
+    requests = []
+    for number, state in enumerate(states):
+        what = f"state {number}" if len(states) > 1 else "the state"
+        text = _state_text(state, what)
+        for name, order in ((name, order) for name, every in orders.items() for order in every):
+            prompt = {"role": "user", "content": questions[name].prompt(text, order)}
+            messages = [prompt, {"role": "assistant", "content": "Answer:"}]
+            texts = [form for label in _labels(len(order)) for form in (label, f" {label}")]
+            own = replace(request, messages=messages, texts=texts, options=options)
+            requests.append(replace(own, name=f"{what} with question {name!r}"))
+
+    def decisions(scores: Sequence[Scores]) -> list[Decision]:
+        size = sum(map(len, orders.values()))
+        decided = []
+        for start in range(0, len(scores), size):
+            own = scores[start : start + size]
+            unread = iter(own)
+            answers = {
+                name: _answer([(order, next(unread)) for order in every], weights, rule)
+                for name, every in orders.items()
+            }
+            usage = total_usage(own, len(own))
+            decided.append(Decision(answers=answers, usage=usage, strategy=rule))
+        return decided
+
+    return requests, decisions
+
+
+def _state_text(state: Any, what: str) -> str:
+    """Return a state as members read it: text as it is, messages in the plain format, or JSON."""
+    text, parts = state, state if isinstance(state, (list, tuple)) else ()
+    messages = [part for part in parts if isinstance(part, Mapping) and "role" in part]
+    if messages or isinstance(state, Conversation):
+        text = replace(check_conversation(state), continues=True).plain_text()
+    elif parts or (isinstance(state, Mapping) and state):
+        text = to_json(plain_json(state, what))
+        if any(f'"type": "{kind}"' in text for kind in IMAGES):
+            raise InvalidInputError(f"{what} has an image; only text is allowed. Describe it.")
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidInputError(
+            f"{what} must be text, messages, a list or a mapping, and not be empty; got "
+            f"{short_repr(state)}"
+        )
+    return text
+
+
+def _answer(
+    read: Sequence[tuple[list[str], Scores]], weights: Mapping[str, float], rule: str
+) -> Answer:
+    # of each member, the mean over the orders
+    means, mass, warnings = {}, {}, []
+    for member in weights:
+        rows = [_label_probabilities(member, order, scores) for order, scores in read]
+        if not all(all(row.values()) for row in rows):
+            texts = (text for _, scores in read for text in scores.texts)
+            why = next((t.missing[member] for t in texts if member in t.missing), "")
+            warnings.append(f"member {member!r} takes no part: {why}")
+            continue
+        mass[member] = math.fsum(sum(row.values()) for row in rows) / len(rows)
+        means[member] = {
+            option: math.fsum(math.log(row[option]) for row in rows) / len(rows)
+            for option in read[0][0]
+        }
+    # of all that decide, the weighted mean
+    least = max((weights[name] for name in means), default=0.0) if rule == "largest" else 0.0
+    shares = {name: weights[name] for name in means if weights[name] >= least}
+    if not (total := math.fsum(shares.values())):
+        raise DecodingError(f"no member can answer a question: {'; '.join(warnings)}")
+    fused = {
+        option: math.fsum(share * means[name][option] for name, share in shares.items()) / total
+        for option in read[0][0]
+    }
+    warnings += [
+        f"member {name!r} gives all labels together only a probability of {mass[name]:.2g}"
+        for name, share in shares.items()
+        if share and mass[name] < MIN_MASS
+    ]
+    return Answer(
+        probabilities=_normalized(fused),
+        members={member: _normalized(own) for member, own in means.items()},
+        mass=mass,
+        warnings=tuple(warnings),
+    )
+
+
+def _labels(size: int) -> list[str]:
+    # none is the beginning of another one
+    if size <= len(ascii_uppercase):
+        return [*ascii_uppercase[:size]]
+    first = 10 if size <= 90 else 100
+    return [*map(str, range(first, first + size))]
+
+
+def _label_probabilities(member: str, order: Sequence[str], scores: Scores) -> dict[str, float]:
+    """Return the probability of the label of each option, which is 0 if it cannot be read."""
+    probabilities = [
+        math.exp(-text.nll[member] * text.tokens[member]) if member in text.nll else 0.0
+        for text in scores.texts
+    ]
+    pairs = zip(order, probabilities[::2], probabilities[1::2], strict=True)
+    return {option: bare + spaced for option, bare, spaced in pairs}
+
+
+def _normalized(logprobs: Mapping[str, float]) -> dict[str, float]:
+    highest = max(logprobs.values())
+    values = {option: math.exp(value - highest) for option, value in logprobs.items()}
+    total = math.fsum(values.values())
+    return {option: value / total for option, value in values.items()}

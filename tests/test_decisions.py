@@ -1,0 +1,256 @@
+"""Typed questions: probabilities of labels, orders of the options, members, states and errors."""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    Choice,
+    ContextWindowError,
+    Decision,
+    DecodingError,
+    InvalidInputError,
+    Predicate,
+    RemoteEngine,
+    Score,
+)
+from adafuse_llm.backends import Backend, FakeBackend
+from adafuse_llm.decisions import ask
+from adafuse_llm.serving import create_app
+from tests.support import models
+from tests.support.serving import served
+
+pytestmark = pytest.mark.quick
+
+LETTERS = "ABCDEFGH"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+STATE = "The ferry to Orrin leaves at nine. It carries twelve people, three goats and the post."
+TEAM = Choice("Which team?", {"billing": "payments", "technical": "bugs", "sales": ""})
+MOOD = Score("How angry?", ["calm", "concerned", "angry"])
+QUESTIONS = {"urgent": Predicate("Is it urgent?"), "team": TEAM, "mood": MOOD}
+
+
+def fake(name: str, rule: Callable[[str], Mapping[str, float]], **more: Any) -> FakeBackend:
+    return FakeBackend(name, rule, [f" {letter}" for letter in LETTERS], **more)
+
+
+def moody(name: str, parameters: int | None = None) -> FakeBackend:
+    """A member whose probabilities are random, but always the same after the same text."""
+
+    def rule(text: str) -> dict[str, float]:
+        draw = random.Random(name + text)
+        weights = {f"{space}{letter}": draw.random() for letter in LETTERS for space in ("", " ")}
+        return {label: weight / 20 for label, weight in weights.items()}
+
+    member = fake(name, rule)
+    member.parameters = parameters
+    return member
+
+
+def knowing(name: str, worth: Mapping[str, float], favor: Sequence[float] = (1,) * 8) -> Backend:
+    """A member that prefers options by their worth, and letters by how much it favors them."""
+
+    def rule(text: str) -> dict[str, float]:
+        lines = [line.split(":")[0].split(". ", 1) for line in text.splitlines()]
+        options = [line[1] for line in lines if line[0] in LETTERS and line[1:]]
+        labeled = zip(LETTERS, options, favor, strict=False)
+        return {f" {label}": worth.get(each, 1.0) * bias / 100 for label, each, bias in labeled}
+
+    return fake(name, rule)
+
+
+def test_one_member_with_one_order_equals_a_plain_forward_pass() -> None:
+    recipe = models.CHATTING[0]
+    decision = models.engine(recipe).decide(STATE, {"team": TEAM}, orders=1)
+    known, model = models.tokenizer(recipe.kind, recipe.template), models.model(recipe)
+    prompt = known.encode(
+        f"<|im_start|>user\n{STATE}\n\nWhich team?\nA. billing: payments\nB. sales\n"
+        "C. technical: bugs\n\nAnswer with the letter only.<|im_end|>\n"
+        "<|im_start|>assistant\nAnswer:"
+    )
+
+    def probability(text: str) -> float:
+        label = known.encode(text)
+        with torch.inference_mode():
+            rows = model(torch.tensor([prompt + label])).logits[0].log_softmax(-1)
+        steps = enumerate(label, start=len(prompt) - 1)
+        return math.exp(sum(float(rows[place, token]) for place, token in steps))
+
+    expected = {
+        option: probability(label) + probability(f" {label}")
+        for option, label in zip(("billing", "sales", "technical"), "ABC", strict=True)
+    }
+    mass = sum(expected.values())
+    assert decision["team"].mass[recipe.name] == pytest.approx(mass)
+    fair = {option: p / mass for option, p in expected.items()}
+    assert decision["team"].probabilities == pytest.approx(fair)
+    assert decision["team"].confidence == pytest.approx(max(fair.values()))
+
+
+@given(st.permutations(LETTERS.lower()), st.integers(2, 8), st.sampled_from([None, 1, 2, 3]))
+def test_no_answer_changes_with_the_order_of_its_options(
+    order: list[str], size: int, orders: int | None
+) -> None:
+    engine = AdaFuseEngine([moody("oak"), moody("elm"), moody("ash")])
+    options = [option for option in order if option in LETTERS.lower()[:size]]
+    answers = [
+        engine.decide("A state.", {"q": Choice("Which?", each)}, orders=orders, weights=[1, 2, 3])
+        for each in (options, sorted(options))
+    ]
+    assert answers[0]["q"] == answers[1]["q"]
+
+
+def test_a_preference_for_a_letter_cancels_over_all_orders() -> None:
+    fair = {"dog": 0.4, "cat": 0.3, "owl": 0.2, "fox": 0.1}
+    engine = AdaFuseEngine([knowing("oak", fair, favor=[1, 2, 4, 8])])
+    question = {"pet": Choice("Which?", [*fair])}
+    assert engine.decide("A state.", question)["pet"].probabilities == pytest.approx(fair)
+    biased = engine.decide("A state.", question, orders=1)["pet"].probabilities
+    assert biased != pytest.approx(fair, abs=0.1)
+
+
+def test_many_options_have_numbers_as_labels() -> None:
+    engine = AdaFuseEngine([FakeBackend("oak", lambda _: dict.fromkeys("0123456789 ", 0.05))])
+    question = {"q": Choice("?", names := [f"option {number}" for number in range(255)])}
+    answer = engine.decide("A state.", question)["q"]
+    assert answer.probabilities == pytest.approx(dict.fromkeys(names, 1 / 255))
+    requests, _ = ask(engine, ["A state."], question, {})
+    assert len(requests) == 2
+    assert "354. option 0" in str(requests[1].messages)
+    assert "Answer with the number only." in str(requests[1].messages)
+
+
+def test_the_members_with_the_most_parameters_answer_unless_there_are_weights() -> None:
+    members = [moody("oak", 100), moody("elm", 300), moody("ash", 200)]
+    engine, question = AdaFuseEngine(members), {"q": TEAM}
+    decision = engine.decide(STATE, question)
+    own = decision["q"].members
+    assert [*own] == ["oak", "elm", "ash"]
+    assert decision["q"].probabilities == own["elm"]
+    assert own["oak"] == engine.decide(STATE, question, use="oak")["q"].probabilities
+
+    weighted = engine.decide(STATE, question, weights={"oak": 3, "elm": 1, "ash": 0})
+    mixed = {k: own["oak"][k] ** 0.75 * own["elm"][k] ** 0.25 for k in own["oak"]}
+    fair = {option: value / sum(mixed.values()) for option, value in mixed.items()}
+    assert weighted["q"].probabilities == pytest.approx(fair)
+    assert (weighted["q"].members, weighted.strategy) == (own, "weights")
+
+    for member in members:
+        member.parameters = None  # nobody is the largest
+    equal = engine.decide(STATE, question, weights=[1, 1, 1])["q"]
+    assert engine.decide(STATE, question)["q"] == equal
+
+
+def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
+    lossy, other = models.LOSSY  # the first member's tokenizer does not know the letter B
+    answer = models.engine(lossy, other).decide(STATE, {"q": Predicate("Is it late?")})["q"]
+    assert [*answer.members] == [other.name]
+    assert f"member {lossy.name!r} takes no part: its tokenizer cannot write" in answer.warnings[0]
+    with pytest.raises(DecodingError, match=r"no member can answer .* takes no part"):
+        models.engine(lossy, other).decide(STATE, {"q": Predicate("Late?")}, use=lossy.name)
+
+
+def test_an_answer_warns_of_labels_with_little_mass() -> None:
+    members = [knowing("oak", {"yes": 50.0, "no": 25.0}), knowing("elm", {"yes": 5.0})]
+    engine = AdaFuseEngine(members)
+    question = {"q": Predicate("Is it late?")}
+    answer = engine.decide(STATE, question)["q"]
+    assert answer.mass == pytest.approx({"oak": 0.75, "elm": 0.06})
+    assert answer.warnings == ("member 'elm' gives all labels together only a probability of 0.06",)
+    assert not engine.decide(STATE, question, weights=[1, 0])["q"].warnings
+
+
+def test_the_kinds_of_questions_have_their_values_and_survive_json() -> None:
+    worth = {"yes": 3.0, "no": 1.0, "calm": 1.0, "concerned": 1.0, "angry": 2.0, "sales": 9.0}
+    decision = AdaFuseEngine([knowing("oak", worth)]).decide(STATE, QUESTIONS)
+    assert [*decision] == [*QUESTIONS]
+    assert decision["urgent"].probability == pytest.approx(0.75)
+    assert decision["mood"].score == pytest.approx(0.25 + 2 * 0.5)
+    assert [*decision["mood"].probabilities] == ["calm", "concerned", "angry"]
+    assert decision["team"].choice == "sales"
+    assert Decision.model_validate_json(decision.model_dump_json()) == decision
+
+
+def test_an_answer_depends_neither_on_the_batch_nor_on_the_door() -> None:
+    engine = AdaFuseEngine([moody("oak", 2), moody("elm", 1)])
+    states = [STATE, "Another state.", {"a": [1, None]}]
+    decisions = engine.decide_batch(states, QUESTIONS)
+    assert decisions == [engine.decide(state, QUESTIONS) for state in states]
+    assert engine.decide(STATE, {"team": TEAM})["team"] == decisions[0]["team"]
+    assert asyncio.run(engine.adecide(STATE, QUESTIONS)) == decisions[0]
+    assert engine.decide_batch([], QUESTIONS) == []
+    with served(create_app(engine)) as url, RemoteEngine(url) as remote:
+        assert remote.decide(STATE, QUESTIONS) == decisions[0]
+
+
+def test_members_read_a_state_once_for_all_questions() -> None:
+    engine = models.engine(*models.CHATTING)
+    state = models.TEXT[:600].replace("\n", " ")
+    questions = {f"q{n}": Choice(f"Is it {n}?", ["yes", "no", "perhaps"]) for n in range(4)}
+    decision = engine.decide(state, questions)
+    requests, _ = ask(engine, [state], questions, {})
+    assert len(requests) == 12
+    prompts = [engine.encode_prompt(messages=r.messages, **r.options) for r in requests]
+    for name, ids in engine.encode_text(state).items():
+        asked = sum(len(prompt[name]) - len(ids) for prompt in prompts)
+        assert decision.usage.tokens_processed[name] <= 1.2 * (len(ids) + asked)
+
+
+@pytest.mark.parametrize(
+    ("state", "read"),
+    [
+        ("A text.", "A text."),
+        ({"café": [1, None]}, '{"café": [1, null]}'),
+        ([{"role": "user", "content": "Help!"}], "User: Help!"),
+    ],
+)
+def test_members_read_a_state_before_the_question(state: Any, read: str) -> None:
+    engine = AdaFuseEngine([fake("oak", lambda _: {"A": 0.5, "B": 0.5})])
+    (ids,) = engine.encode_prompt(f"User: {read}\n\nOpen?\nA. yes: now\nB. no\n\nAns").values()
+    requests, _ = ask(engine, [state], {"q": Predicate("Open?", yes="now")}, {})
+    (asked,) = engine.encode_prompt(messages=requests[0].messages, **requests[0].options).values()
+    assert asked[: len(ids)] == ids
+
+
+@pytest.mark.parametrize(
+    ("state", "questions", "options", "message"),
+    [
+        ("", QUESTIONS, {}, "the state must be text.* not be empty"),
+        (b"x", QUESTIONS, {}, "got b'x'"),
+        ({"a": math.nan}, QUESTIONS, {}, "cannot be written as JSON"),
+        ([IMAGE], QUESTIONS, {}, "the state has an image; only text"),
+        ([{"role": "user", "content": [IMAGE]}], QUESTIONS, {}, "only text is allowed"),
+        (STATE, {}, {}, "1 to 400 .* got 0"),
+        (STATE, {str(n): TEAM for n in range(401)}, {}, "1 to 400 .* got 401"),
+        (STATE, {"q": "Is it?"}, {}, "Predicate, Choice or Score"),
+        (STATE, QUESTIONS, {"orders": 0}, "orders must be a whole number above 0"),
+        (STATE * 9, QUESTIONS, {}, "the state with question 'urgent': .* context window"),
+    ],
+)
+def test_bad_input_gets_one_error_before_any_compute(
+    state: Any, questions: Any, options: Any, message: str
+) -> None:
+    member = fake("oak", lambda _: {"A": 0.5, "B": 0.5}, context_window=400)
+    with pytest.raises((InvalidInputError, ContextWindowError), match=message):
+        AdaFuseEngine([member]).decide(state, questions, **options)
+    assert member.passes == 0
+
+
+@pytest.mark.parametrize("options", [["a"], ["a", " a"], "ab", 5, [*map(str, range(256))]])
+def test_a_question_needs_2_to_255_different_options(options: Any) -> None:
+    with pytest.raises(InvalidInputError, match="2 to 255 different options"):
+        Choice("Which?", options)
+
+
+@pytest.mark.parametrize("texts", [(" ", ["a", "b"]), ("?", ["a", ""]), ("?", [1, 2])])
+def test_a_question_and_its_options_are_texts(texts: tuple[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="an empty text, or none that is text"):
+        Score(*texts)
