@@ -125,6 +125,9 @@ def ask(
         )
     if isinstance(states, (str, Mapping)):
         raise InvalidInputError(f"pass a list of states; got {short_repr(states)}")
+    known = DecideOptions.__annotations__
+    if unknown := [name for name in given if name not in known]:
+        raise InvalidOptionError(f"decide has no option {unknown[0]!r}; it has {', '.join(known)}")
     options: dict[str, Any] = {**given}
     most = options.pop("orders", None)
     if most is not None and (not isinstance(most, int) or most < 1):

@@ -231,6 +231,7 @@ def test_members_read_a_state_before_the_question(state: Any, read: str) -> None
         (STATE, {}, {}, "1 to 400 .* got 0"),
         (STATE, {str(n): TEAM for n in range(401)}, {}, "1 to 400 .* got 401"),
         (STATE, {"q": "Is it?"}, {}, "Predicate, Choice or Score"),
+        (STATE, QUESTIONS, {"temperature": 1}, "no option 'temperature'; it has orders, use"),
         (STATE, QUESTIONS, {"orders": 0}, "orders must be a whole number above 0"),
         (STATE * 9, QUESTIONS, {}, "the state with question 'urgent': .* context window"),
     ],
