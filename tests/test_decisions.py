@@ -89,10 +89,9 @@ def test_one_member_with_one_order_equals_a_plain_forward_pass() -> None:
         for option, label in zip(("billing", "sales", "technical"), "ABC", strict=True)
     }
     mass = sum(expected.values())
-    assert decision["team"].mass[recipe.name] == pytest.approx(mass)
     fair = {option: p / mass for option, p in expected.items()}
+    assert decision["team"].mass == pytest.approx({recipe.name: mass})
     assert decision["team"].probabilities == pytest.approx(fair)
-    assert decision["team"].confidence == pytest.approx(max(fair.values()))
 
 
 @given(st.permutations(LETTERS.lower()), st.integers(2, 8), st.sampled_from([None, 1, 2, 3]))
@@ -101,11 +100,9 @@ def test_no_answer_changes_with_the_order_of_its_options(
 ) -> None:
     engine = AdaFuseEngine([moody("oak"), moody("elm"), moody("ash")])
     options = [option for option in order if option in LETTERS.lower()[:size]]
-    answers = [
-        engine.decide("A state.", {"q": Choice("Which?", each)}, orders=orders, weights=[1, 2, 3])
-        for each in (options, sorted(options))
-    ]
-    assert answers[0]["q"] == answers[1]["q"]
+    questions = {"as it is": Choice("Which?", options), "sorted": Choice("Which?", sorted(options))}
+    answers = engine.decide("A state.", questions, orders=orders, weights=[1, 2, 3])
+    assert answers["as it is"] == answers["sorted"]
 
 
 def test_a_preference_for_a_letter_cancels_over_all_orders() -> None:
@@ -122,10 +119,8 @@ def test_many_options_have_numbers_as_labels() -> None:
     question = {"q": Choice("?", names := [f"option {number}" for number in range(255)])}
     answer = engine.decide("A state.", question)["q"]
     assert answer.probabilities == pytest.approx(dict.fromkeys(names, 1 / 255))
-    requests, _ = ask(engine, ["A state."], question, {})
-    assert len(requests) == 2
-    assert "354. option 0" in str(requests[1].messages)
-    assert "Answer with the number only." in str(requests[1].messages)
+    _, last = ask(engine, ["A state."], question, {})[0]
+    assert "354. option 0\\n\\nAnswer with the number only." in str(last.messages)
 
 
 def test_the_members_with_the_most_parameters_answer_unless_there_are_weights() -> None:
@@ -145,8 +140,8 @@ def test_the_members_with_the_most_parameters_answer_unless_there_are_weights() 
 
     for member in members:
         member.parameters = None  # nobody is the largest
-    equal = engine.decide(STATE, question, weights=[1, 1, 1])["q"]
-    assert engine.decide(STATE, question)["q"] == equal
+    equal = engine.decide(STATE, question, weights=[1, 1, 1])
+    assert engine.decide(STATE, question)["q"] == equal["q"]
 
 
 def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
@@ -159,9 +154,9 @@ def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
 
 
 def test_an_answer_warns_of_labels_with_little_mass() -> None:
+    question = {"q": Predicate("Is it late?")}
     members = [knowing("oak", {"yes": 50.0, "no": 25.0}), knowing("elm", {"yes": 5.0})]
     engine = AdaFuseEngine(members)
-    question = {"q": Predicate("Is it late?")}
     answer = engine.decide(STATE, question)["q"]
     assert answer.mass == pytest.approx({"oak": 0.75, "elm": 0.06})
     assert answer.warnings == ("member 'elm' gives all labels together only a probability of 0.06",)
@@ -176,6 +171,7 @@ def test_the_kinds_of_questions_have_their_values_and_survive_json() -> None:
     assert decision["mood"].score == pytest.approx(0.25 + 2 * 0.5)
     assert [*decision["mood"].probabilities] == ["calm", "concerned", "angry"]
     assert decision["team"].choice == "sales"
+    assert decision["team"].confidence == pytest.approx(9 / 11)
     assert Decision.model_validate_json(decision.model_dump_json()) == decision
 
 
@@ -197,7 +193,6 @@ def test_members_read_a_state_once_for_all_questions() -> None:
     questions = {f"q{n}": Choice(f"Is it {n}?", ["yes", "no", "perhaps"]) for n in range(4)}
     decision = engine.decide(state, questions)
     requests, _ = ask(engine, [state], questions, {})
-    assert len(requests) == 12
     prompts = [engine.encode_prompt(messages=r.messages, **r.options) for r in requests]
     for name, ids in engine.encode_text(state).items():
         asked = sum(len(prompt[name]) - len(ids) for prompt in prompts)
@@ -207,7 +202,6 @@ def test_members_read_a_state_once_for_all_questions() -> None:
 @pytest.mark.parametrize(
     ("state", "read"),
     [
-        ("A text.", "A text."),
         ({"café": [1, None]}, '{"café": [1, null]}'),
         ([{"role": "user", "content": "Help!"}], "User: Help!"),
     ],
@@ -223,8 +217,7 @@ def test_members_read_a_state_before_the_question(state: Any, read: str) -> None
 @pytest.mark.parametrize(
     ("state", "questions", "options", "message"),
     [
-        ("", QUESTIONS, {}, "the state must be text.* not be empty"),
-        (b"x", QUESTIONS, {}, "got b'x'"),
+        (" ", QUESTIONS, {}, "the state must be text.* not be empty"),
         ({"a": math.nan}, QUESTIONS, {}, "cannot be written as JSON"),
         ([IMAGE], QUESTIONS, {}, "the state has an image; only text"),
         ([{"role": "user", "content": [IMAGE]}], QUESTIONS, {}, "only text is allowed"),
