@@ -150,7 +150,8 @@ def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
     """Return the place of a piece in a pass: pieces in the slots of one slab stand together."""
-    return id(piece.rows.slab), piece.is_long, piece.rows.slot
+    number = piece.rows.slab.number if piece.rows.slab else 0
+    return number, piece.is_long, piece.rows.slot
 
 
 def _places(pieces: Sequence[Piece]) -> torch.Tensor:
@@ -264,10 +265,7 @@ class _GroupAttention:
         )
 
     def _mask(self, window: int | None, groups: int, query: torch.Tensor) -> torch.Tensor | None:
-        """Return what to add to the scores of `groups` folded heads, or None.
-
-        It is [groups * n, r] for one piece, and [batch, 1, groups * n, r] for several.
-        """
+        """Return what to add to the scores of folded heads, [batch, 1, groups * n, r], or None."""
         key = (window, groups, query.dtype, query.device)
         if key not in self._masks:
             seen = np.zeros((self._batch, self._size, self._rows), dtype=np.bool_)

@@ -5,6 +5,7 @@ Shapes: n new tokens of the request, r rows of the request; k key/value heads of
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -27,10 +28,14 @@ SLAB_ROWS = 2**14
 """Maximum number of rows of a slab with several slots."""
 
 
+_numbers = itertools.count()
+
+
 class Slab:
     """Buffers with slots of one length, so that a pass handles the rows of many requests at once.
 
     Attributes:
+        number: slabs in their order, which orders a pass in the same way in every run.
         capacity: number of rows of a slot.
         slots: number of slots.
         free: the slots that no request has.
@@ -39,6 +44,7 @@ class Slab:
     """
 
     def __init__(self, capacity: int, slots: int = 1) -> None:
+        self.number = next(_numbers)
         self.capacity = capacity
         self.slots = slots
         self.free = list(range(slots))
