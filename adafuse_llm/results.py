@@ -339,8 +339,8 @@ class Answer(_Result):
     Attributes:
         probabilities: probability of each option among the options; of levels, in their order.
         members: the same of every member that takes part.
-        mass: total probability of the labels beside all other tokens, by member: the mean over the
-            orders. With little of it, the member would rather write something else.
+        mass: share of the labels in the probability of all tokens, by member: the mean over the
+            orders. With a low share, the member would rather write something else.
         warnings: which members take no part, and which of those that decide have little mass.
     """
 

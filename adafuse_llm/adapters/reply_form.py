@@ -169,7 +169,8 @@ def enforced(
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the JSON schema in a ``response_format``; None for free text.
 
-    ``schema`` beside the type, as llama.cpp and OpenAI's Responses API have it, counts, too.
+    A ``schema`` beside the type is read as well, because llama.cpp and OpenAI's Responses API have
+    it there.
 
     Raises:
         InvalidInputError: `response_format` has another form.

@@ -61,10 +61,11 @@ class Slab:
                 like.new_zeros((like.shape[1], self.slots, self.capacity, like.shape[3]))
                 for like in (keys, values)
             )
-            self._set(index, keys, values)
+            self.put(index, keys, values)
         return self.layers[index]
 
-    def _set(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def put(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Set the buffers of a layer."""
         self.layers[index] = keys, values
         self.flat[index] = keys.flatten(1, 2), values.flatten(1, 2)
 
@@ -75,7 +76,7 @@ class Slab:
             for new, old in zip((keys, values), buffers, strict=True):
                 # a growth that ran out of memory has left longer buffers in some layers
                 new[:, : self.slots] = old[:, : self.slots]
-            self._set(index, keys, values)
+            self.put(index, keys, values)
         self.free += range(self.slots, slots)
         self.slots = slots
 
@@ -144,7 +145,7 @@ class Rows:
         for index, layer in self.layers().items():
             rows = to_device(rows, layer[0].device)
             keys, values = (each.index_select(2, rows).transpose(0, 1) for each in layer)
-            copied.slab.layers[index] = keys, values
+            copied.slab.put(index, keys, values)
         return copied
 
 

@@ -179,13 +179,13 @@ class LogitsBackend(Backend, Generic[S]):
             else query
             for query, known in zip(queries, early, strict=True)
         ]
-        results = []
-        answers = read(rest, advance(rest), self._tokens)
-        for query, known, answer in zip(queries, early, answers, strict=True):
-            late = iter(answer.logprobs)
-            logprobs = tuple(known[n] if n in known else next(late) for n in query.score)
-            results.append(replace(answer, logprobs=logprobs))
-            if results[-1].has_nan:
+        results = read(rest, advance(rest), self._tokens)
+        for number, (query, known) in enumerate(zip(queries, early, strict=True)):
+            if known:
+                late = iter(results[number].logprobs)
+                both = tuple(known[n] if n in known else next(late) for n in query.score)
+                results[number] = replace(results[number], logprobs=both)
+            if results[number].has_nan:
                 self._forget(query.tree)
         return results
 
@@ -193,11 +193,13 @@ class LogitsBackend(Backend, Generic[S]):
         self, query: Query, advance: Callable[[Sequence[Query]], list[S]]
     ) -> dict[Node, float]:
         """Score the nodes of a long text in parts, of whose logits none are kept."""
+        known: dict[Node, float] = {}
+        size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
+        if len(query.score) <= size:  # as in every round
+            return known
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         nodes = [node for node in query.score if node.parent not in kept]
-        size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
-        known: dict[Node, float] = {}
         if len(nodes) > size:
             for start in range(0, len(nodes), size):
                 part = nodes[start : start + size]

@@ -68,7 +68,8 @@ def drawn(
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
             is_end[torch.as_tensor(word_ends, dtype=torch.long)] = True
-        draw_rows = _draw if exact or logits.shape[-1] <= SMALL else _draw_fast
+        is_fast = not exact and rule.top_k is None and logits.shape[-1] > SMALL
+        draw_rows = _draw_fast if is_fast else _draw
         tokens[rows] = draw_rows(logits.index_select(0, rows), rule, hashes, codes, is_end)
     return tokens
 
@@ -113,14 +114,12 @@ def _draw_fast(
     codes: torch.Tensor,
     is_end: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Do the same with one look at the vocabulary, or return `REDO`.
+    """Do the same without `top_k`, with one look at the vocabulary, or return `REDO`.
 
     Among all tokens, float32 finds those with the highest sums of log-probability and noise.
     float64 puts these few in order. The first one that `top_p` and `min_p` leave is drawn: tokens
     that they exclude do not change the order of the others.
     """
-    if rule.top_k is not None:
-        return torch.full_like(hashes, REDO)
     highest = logits.amax(-1, keepdim=True)
     scaled = (logits - highest) / rule.temperature
     sums = scaled + _rough_noise(hashes ^ codes)

@@ -163,10 +163,12 @@ class Connection:
 
 def _reason(answer: httpx.Response) -> str:
     try:
-        said = answer.json()
-        said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
-        said = said.get("message", said) if isinstance(said, dict) else said
+        reason = answer.json()
+        if isinstance(reason, dict):
+            reason = reason.get("error", reason.get("detail", reason))
+        if isinstance(reason, dict):
+            reason = reason.get("message", reason)
     except ValueError:
-        said = answer.text
-    text = " ".join(str(said).split())
+        reason = answer.text
+    text = " ".join(str(reason).split())
     return f"HTTP {answer.status_code}: {text[:MAX_REASON]}"
