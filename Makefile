@@ -22,6 +22,8 @@ PORT ?= 8000
 # of make mutants: a file of the package, and the tests that should notice its mutants
 FILE ?= adafuse_llm/text/stops.py
 TESTS ?= tests/text
+# The tested set; `make CONSTRAINT=` takes the newest versions instead.
+CONSTRAINT ?= --constraint constraints.txt
 WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
@@ -34,8 +36,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-real serve real quick test test-all test-cookbooks test-real test-clients test-docker test-vllm test-lowest lint mutants format docs build dist cookbooks clean
 
-help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
+help:
+	@awk -F ':.*## ' '/^## /{print "\n" substr($$0, 4)} /^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+## Try it
 
 demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
 	@echo 'adafuse ask "$(QUESTION)" --compare'
@@ -52,6 +56,7 @@ serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a 
 real: $(SETUP) ## fetch three real models (0.8 GB) into the user's cache folder, and convert them (4.2 GB)
 	@$(BIN)/python -m benchmarks.real.members
 
+## Test
 quick: $(SETUP) ## a subset of the tests, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
@@ -62,41 +67,42 @@ test: $(SETUP) ## the tests that need nothing else
 test-all: $(SETUP) ## what is slower: cookbooks, all cases of sweeps, all tests of GGUF members, soaks
 	$(BIN)/python -m pytest -q --all -m "(cookbook or gguf or slow or sweep) and not real" $(WORKERS) 3
 
-test-cookbooks: $(SETUP) # run the cookbooks, and compare their outputs with the stored ones
+test-cookbooks: $(SETUP) ## run the cookbooks, and compare their outputs with the stored ones
 	$(BIN)/python -m pytest -q -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
 
 test-real: $(SETUP) ## the tests of real models, which it fetches first; 15 minutes on two cores
 	-@$(BIN)/python -m benchmarks.real.members
 	$(BIN)/python -m pytest -q --all -m "real and not vllm" tests/real $(WORKERS) 2
 
-test-clients: $(SETUP) $(CLIENTS)/.set-up # LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK and four coding agents
+test-clients: $(SETUP) $(CLIENTS)/.set-up ## LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK and four coding agents
 	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q -m clients
 
-test-docker: $(SETUP) # needs docker, or DOCKER=podman
+test-docker: $(SETUP) ## the image of the server; needs docker, or DOCKER=podman
 	$(BIN)/python -m pytest -q -m docker
 
-test-vllm: $(SETUP) $(VLLM)/.set-up # members on a real vLLM, on the CPU; needs Linux
+test-vllm: $(SETUP) $(VLLM)/.set-up ## members on a real vLLM, on the CPU; needs Linux
 	-@$(BIN)/python -m benchmarks.real.members
 	ADAFUSE_VLLM=$(VLLM) $(BIN)/python -m pytest -q -m vllm tests/real/test_vllm.py
 
-test-lowest: $(LOWEST)/.set-up # with the lowest supported versions
+test-lowest: $(LOWEST)/.set-up ## the quick tests with the lowest supported versions
 	$(LOWEST)/bin/python -m pytest -q -m quick $(WORKERS) 2
 	$(LOWEST)/bin/python -m pytest -q -m '' integrations $(WORKERS) 2
 
+## Check and build
 lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-mutants: $(SETUP) # change FILE in one place at a time, and list the changes that no test in TESTS notices
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt mutmut
+mutants: $(SETUP) ## change FILE in one place at a time, and list the changes that no test in TESTS notices
+	@$(BIN)/python -m pip install --quiet $(CONSTRAINT) mutmut
 	@printf '%s\n' '[mutmut]' source_paths=adafuse_llm only_mutate=$(FILE) also_copy= '  benchmarks' '  integrations' \
 		pytest_add_cli_args= '  -p' '  no:xdist' pytest_add_cli_args_test_selection=$(TESTS) > setup.cfg
 	-$(BIN)/mutmut run
 	@$(BIN)/mutmut results; rm -r setup.cfg mutants
 
-format: $(SETUP) # apply ruff's fixes and formatting
+format: $(SETUP) ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -106,12 +112,12 @@ docs: $(SETUP) ## the documentation site, in site/; warnings are errors
 build: dist ## build the three distributions in dist/, and try them with their tests in an empty environment
 	$(BIN)/python .ci/try_wheels.py dist
 
-dist: $(SETUP)
+dist: $(SETUP) ## only build them
 	rm -rf dist
 	for project in . $(INTEGRATIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$project > /dev/null || exit 1; done
 	$(BIN)/python -m twine check --strict dist/*
 
-cookbooks: $(SETUP) # run the cookbooks again and store their outputs
+cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks
 
 clean: ## remove the virtual environments, built files and caches
@@ -121,22 +127,22 @@ clean: ## remove the virtual environments, built files and caches
 $(DEMO): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) with torch and transformers: some minutes, only once"
 	@$(call new_environment,$(VENV))
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli]'
+	@$(BIN)/python -m pip install --quiet $(CONSTRAINT) -e '.[cli]'
 	@touch $@
 
 $(SERVE): $(DEMO)
 	@echo "adding to $(VENV) what the server needs (once)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,grammar,serve]'
+	@$(BIN)/python -m pip install --quiet $(CONSTRAINT) -e '.[cli,grammar,serve]'
 	@touch $@
 
 $(GGUF): $(DEMO)
 	@echo "adding llama.cpp to $(VENV): 1.1 GB in all, only once"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,gguf]'
+	@$(BIN)/python -m pip install --quiet $(CONSTRAINT) -e '.[cli,gguf]'
 	@touch $@
 
 $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))
 	@echo "adding to $(VENV) what tests, linters and documentation need (once)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) $(GROUPS)
+	@$(BIN)/python -m pip install --quiet $(CONSTRAINT) $(PACKAGES) $(GROUPS)
 	@touch $@
 
 $(CLIENTS)/.set-up: pyproject.toml tests/clients/package.json
