@@ -179,7 +179,7 @@ def _open(
         options,
         inputs=inputs,
         characters=max(sizes) + sum(map(len, extension.texts or ())),
-        has_form=form.calls_tools or form.schema is not None,
+        is_chat=conversation is not None,
     )
     # the form of the reply, as a grammar if the members can follow one
     if form.tools or form.schema is not None:

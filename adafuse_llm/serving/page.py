@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from adafuse_llm.documents import question_messages
+from adafuse_llm.embedded import MEMBERS, heldout_questions
 from adafuse_llm.report import styles
 from adafuse_llm.report.page import PALETTE
 
@@ -22,6 +24,9 @@ LIBRARY = "markdown-it.umd.min.js"
 """The library that reads Markdown. `LICENSE-markdown-it.txt` names its source and its SHA-256."""
 
 NAMES = "base talks state server markdown answer asking round settings main"
+EXAMPLES = ("people", "dates", "arithmetic")
+"""Skills of the embedded members. The empty page has a question for each."""
+
 SCRIPTS = tuple(f"{name}.js" for name in NAMES.split())
 """The scripts of the page, in their order. They share one scope."""
 
@@ -55,7 +60,19 @@ def page() -> str:
     def read(name: str) -> str:
         return (STATIC / name).read_text(encoding="utf-8")
 
+    examples = {each.skill: each for each in reversed(heldout_questions(20))}
+    questions = [
+        (
+            examples[skill].question,
+            question_messages(examples[skill].question, examples[skill].passages),
+        )
+        for skill in EXAMPLES
+    ]
     looks = {
+        "embedded": {
+            "members": MEMBERS,
+            "questions": [(label, messages[0]["content"]) for label, messages in questions],
+        },
         "marks": styles.MARKS,
         "strokes": styles.STROKES,
         "colors": len(styles.COLORS),

@@ -145,7 +145,7 @@ class Service:
         *,
         inputs: int = 1,
         characters: int = 0,
-        has_form: bool = False,
+        is_chat: bool = False,
     ) -> dict[str, Any]:
         """Check a request against the limits of the server.
 
@@ -154,10 +154,11 @@ class Service:
             options: options of the request.
             inputs: number of prompts or conversations.
             characters: size of the largest one.
-            has_form: whether the reply has a form that no option sets, such as calls of tools.
+            is_chat: whether they are conversations. Their replies are long by default, because a
+                reply that is cut helps nobody.
 
         Returns:
-            The options, with the server's limit of tokens if they have none.
+            The options, with a limit of tokens if they have none.
         """
         config, limits = engine.config.override(options), self.config
         most, active = limits.max_prompt_characters, config.use or engine.members
@@ -177,9 +178,10 @@ class Service:
                 f"{limits.max_choices}. Send several requests.",
                 "n",
             )
-        highest, asked = limits.max_output_tokens, config.most_tokens(has_form=has_form)
+        highest, asked = limits.max_output_tokens, config.most_tokens(has_form=is_chat)
         if highest is None or asked <= highest:
-            return {**options}
+            is_default = is_chat and config.max_new_tokens is None
+            return {**options, **({"max_new_tokens": asked} if is_default else {})}
         if options.get("max_new_tokens") not in (None, NO_LIMIT):
             raise invalid(
                 f"option 'max_new_tokens': at most {highest} on this server; got {asked}",

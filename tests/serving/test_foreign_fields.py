@@ -208,12 +208,12 @@ def test_a_raw_prompt_with_control_tokens_has_a_warning():
 @pytest.mark.parametrize(
     ("fields", "limit", "reason"),
     [
-        ({}, None, "length"),
+        ({}, None, "stop"),
         ({"max_tokens": -1}, 300, "length"),
         ({"tools": [TOOL]}, None, "stop"),
     ],
 )
-def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, limit, reason):
+def test_without_a_limit_a_reply_may_be_long(fields, limit, reason):
     long = "word " * 400
     runtime = RuntimeConfig(cache_bytes=240_000)  # for 3,750 tokens, and the window has 8,192
     with (

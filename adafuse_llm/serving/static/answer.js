@@ -2,7 +2,8 @@
 
 /** Finds the rounds that committed a shown text. Markers of reasoning, for example, are not shown. */
 class Places {
-  constructor() {
+  constructor(first = 0) {
+    this.first = first;  // the number of the first round
     this.text = "";
     this.ends = [];
     this.at = 0;
@@ -24,7 +25,7 @@ class Places {
       const found = this.text.indexOf(shown[index], this.at);
       if (found >= 0) this.at = found + 1;
       while (this.ends[this.place] < Math.max(1, this.at)) this.place++;
-      const last = pieces.at(-1), round = this.place < this.ends.length ? this.place : null;
+      const last = pieces.at(-1), round = this.place < this.ends.length ? this.first + this.place : null;
       if (last && last.round === round) last.text += shown[index];
       else pieces.push({ round, text: shown[index] });
     }
@@ -41,7 +42,8 @@ function take(view, chunk) {
     places.add(extra.round);
     if (open?.turn === turn) showSteps();
   }
-  if (chunk.usage) turn.tokens = chunk.usage.completion_tokens;
+  if (chunk.usage) turn.tokens = (view.written ?? 0) + chunk.usage.completion_tokens;
+  if (extra.warnings) turn.warnings = extra.warnings;
   for (const choice of chunk.choices ?? []) {
     for (const [kind, text] of [["reasoning", choice.delta?.reasoning_content], ["content", choice.delta?.content]]) {
       const begun = turn.parts.at(-1)?.kind === kind || turn.parts.some(part => part.kind === kind);
@@ -76,11 +78,13 @@ const PAUSES = 4;  // at least so many times what a view takes
 function showTurn(turn) {
   const folded = make("details", { class: "reasoning", hidden: "" }, make("summary", {}, "Reasoning"), make("div", { class: "answer", dir: "auto" }));
   const answer = make("div", { class: "answer", dir: "auto", role: "group", "aria-label": "Answer" });
-  const foot = make("div");
-  const view = { turn, folded, answer, foot, places: new Places(), shown: {}, timer: null, wait: 0, box: kind => kind === "reasoning" ? folded.lastChild : answer };
-  view.root = make("article", { "aria-label": "Question and answer" }, make("div", { class: "question", dir: "auto" }, turn.question), folded, answer, foot);
+  const pencil = make("button", { type: "button", "aria-label": "Edit this question", title: "Edit", click: () => edit(turn) }, "✎");
+  const alone = make("div", { class: "alone" }), foot = make("div");
+  const view = { turn, folded, answer, alone, foot, places: new Places(), shown: {}, timer: null, wait: 0, box: kind => kind === "reasoning" ? folded.lastChild : answer };
+  view.root = make("article", { "aria-label": "Question and answer" }, make("div", { class: "asked" }, pencil, make("div", { class: "question", dir: "auto" }, turn.question)), folded, answer, alone, foot);
   views.set(turn, view);
   showAnswer(view);
+  showAlone(view);
   find("log").querySelector(".welcome")?.remove();
   find("log").append(view.root);
   return view;
@@ -161,6 +165,15 @@ function showPiece(turn, parent, part, text, isFirst) {
   }, text));
 }
 
+/** Show what each member answered alone. */
+function showAlone({ turn, alone }) {
+  alone.replaceChildren(...Object.entries(turn.alone ?? {}).map(([name, { text, note }]) => {
+    const look = lookOf(name);
+    return make("section", { look, "aria-label": `${name} alone` }, make("h3", {}, make("span", { class: "key", look }, `${named(look)} alone`)),
+      make("div", { class: "text", dir: "auto" }, text), ...(note ? [make("div", { class: "note" }, note)] : []));
+  }));
+}
+
 /** Show below an answer how it goes on or ended, and what the reader can do. */
 function showFoot(view) {
   const { turn, foot } = view, last = talk.turns.at(-1) === turn;
@@ -173,9 +186,10 @@ function showFoot(view) {
     const detail = turn.detail ? [make("div", { class: "quiet" }, turn.detail)] : [];
     parts.push(make("div", { class: "note", dir: "auto" }, turn.note, ...detail));
   }
+  for (const warning of turn.warnings ?? []) parts.push(make("div", { class: "note quiet" }, sentence(warning)));
   if (turn.status !== "running") {
     const copy = textOf(turn, "content") ? [make("button", { type: "button", class: "copy" }, "Copy")] : [];
-    parts.push(make("div", { class: "foot" }, ...factsOf(turn), ...copy, ...(last && !running ? actionsFor(turn) : [])));
+    parts.push(make("div", { class: "foot" }, ...factsOf(turn), make("span", { class: "actions" }, ...copy, ...(last && !running ? actionsFor(turn) : []))));
   }
   foot.replaceChildren(...parts);
 }
@@ -183,8 +197,11 @@ function showFoot(view) {
 /** Return the buttons below the last answer, the best one first. */
 function actionsFor(turn) {
   const button = (text, click, look = {}) => make("button", { type: "button", click: () => click(turn), ...look }, text);
-  if (turn.status === "done") return [button("Answer again", sendAgain)];
-  if (!turn.tooLong) return [button("Send again", sendAgain)];
+  const isCut = turn.ending === "length" || turn.status !== "done";
+  const more = isCut && textOf(turn, "content") && !turn.tooLong ? [button("Continue", goOn, { class: "main" })] : [];
+  const alone = turn.members?.length > 1 && !turn.alone ? [button("Each member alone", askAlone)] : [];
+  if (turn.status === "done") return [...more, ...alone, button("Answer again", sendAgain)];
+  if (!turn.tooLong) return [...more, button("Send again", sendAgain)];
   const actions = [["Change the message", takeBack], ["Send again", sendAgain]];
   if (talk.turns.length > 1) actions.unshift(["Ask in a new conversation", askAnew]);
   return actions.map(([text, click], place) => button(text, click, place ? {} : { class: "main" }));
@@ -216,7 +233,7 @@ function factsOf(turn) {
   if (!turn.rounds.length) return [];
   const seconds = turn.rounds.reduce((sum, round) => sum + round.elapsed, 0);
   const facts = [...(turn.strategy ? [`strategy ${turn.strategy}`] : []), `${seconds.toFixed(2)} s`];
-  if (turn.tokens) facts.push(count(turn.tokens, "token"));
+  if (turn.tokens) facts.push(count(turn.tokens, "token"), ...(seconds ? [`${(turn.tokens / seconds).toFixed(1)} tokens/s`] : []));
   if (turn.confidence != null) facts.push(`confidence ${(100 * turn.confidence).toFixed(1)} %`);
   if (turn.seed !== null) facts.push(`seed ${turn.seed}`);
   facts.push(turn.status === "stopped" ? "stopped" : LOOKS.endings[turn.ending] ?? turn.ending ?? "");
@@ -226,10 +243,32 @@ function factsOf(turn) {
 const count = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;
 
 function showWelcome() {
+  find("log").querySelector(".welcome")?.remove();
   if (talk.turns.length) return;
   find("log").append(make("div", { class: "welcome" },
     make("h2", {}, "One answer, written by several models"),
-    make("p", {}, "Every span of an answer has the color and the mark of the member that proposed it. Click a span to see what else was proposed, and the scores.")));
+    make("p", {}, "Every span of an answer has the color and the mark of the member that proposed it. Click a span to see what else was proposed, and the scores."),
+    ...examples()));
+}
+
+const EXAMPLES = [
+  ["Ask a question", "Why is the sky blue, and why is it red in the evening?"],
+  ["Compare two things", "Compare a bicycle and a car for a way of five kilometers through a city, in a short table."],
+  ["Summarize a text", "Summarize this text in one sentence:\n\n"],
+];
+
+/** Return what a reader can try first. The embedded members know only the texts that a question brings. */
+function examples() {
+  const { members, questions } = LOOKS.embedded, all = models.flatMap(model => model.adafuse?.members ?? []);
+  if (!all.length) return [];
+  const areEmbedded = all.every(name => members.includes(name));
+  const buttons = (areEmbedded ? questions : EXAMPLES).map(([label, text]) => make("button", { type: "button", click: () => {
+    find("text").value = text;
+    fit();
+    find("text").focus();
+  } }, label));
+  const note = "These are the three tiny members that come with the package. They answer from a text in your message and know nothing else.";
+  return [...(areEmbedded ? [make("p", {}, note)] : []), make("p", { class: "examples" }, ...buttons)];
 }
 
 function showTalk() {

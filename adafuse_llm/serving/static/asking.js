@@ -10,23 +10,37 @@ function messagesFor(turn) {
   return [...messages, { role: "user", content: turn.question }];
 }
 
-function bodyFor(turn) {
-  const ensemble = membersOf(chosen.model).length > 1, use = inUse();
+/** Return a request for an answer of one model: a member, or the ensemble with its own options. */
+function bodyFor(turn, model = chosen.model) {
+  const all = membersOf(model), use = inUse(), isOfAdafuse = usesAdafuse(), begun = textOf(turn, "content");
+  const own = all.length > 1 && {
+    ...(use.length < all.length && { use }),
+    ...(chosen.strategy && use.length > 1 && { strategy: chosen.strategy }),
+    ...(isOfAdafuse && chosen.branches && { branching_factor: Number(chosen.branches) }),
+    ...(isOfAdafuse && chosen.words && { max_words: Number(chosen.words) }),
+  };
+  const goesOn = model === chosen.model && begun;
   return {
-    model: chosen.model,
-    messages: messagesFor(turn),
+    model,
+    messages: [...messagesFor(turn), ...(goesOn ? [{ role: "assistant", content: begun }] : [])],
+    ...(goesOn && { continue_final_message: true }),
     stream: true,
     stream_options: { include_usage: true },
     ...(chosen.tokens && { max_tokens: Number(chosen.tokens) }),
     ...(chosen.temperature && { temperature: Number(chosen.temperature) }),
-    adafuse: { rounds: true, ...(ensemble && use.length < membersOf(chosen.model).length && { use }) },
+    ...(chosen.seed && { seed: Number(chosen.seed) }),
+    ...(chosen["stop-at"] && { stop: [chosen["stop-at"]] }),
+    adafuse: { rounds: true, ...own },
   };
 }
 
-/** Ask the server, and show the answer while it grows. */
+const request = (body, signal) => ({ method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+
+/** Ask the server, and show the answer while it grows. An answer that has begun goes on. */
 async function ask(turn) {
-  const view = showTurn(turn), mine = talk;
+  const view = views.get(turn) ?? showTurn(turn), mine = talk;
   const { signal } = running = new AbortController();
+  view.root.setAttribute("aria-busy", "true");
   const note = text => {
     turn.note = text;
     showFoot(view);
@@ -42,8 +56,7 @@ async function ask(turn) {
       if (!models.length) throw new Problem("The server needs an API key.");
     }
     Object.assign(turn, { asked: describe(), members: inUse(), strategy: modelOf(chosen.model)?.strategy });
-    const options = { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(bodyFor(turn)) };
-    const response = await insist("v1/chat/completions", options, problem => note(`${problem.message} Your message is sent as soon as the server is ready.`));
+    const response = await insist("v1/chat/completions", request(bodyFor(turn), signal), problem => note(`${problem.message} Your message is sent as soon as the server is ready.`));
     if (turn.note) note("");
     await readChunks(response, chunk => {
       take(view, chunk);
@@ -60,6 +73,7 @@ async function ask(turn) {
   }
   if (!mine.turns.includes(turn) || mine !== talk) return;  // the reader has left the conversation
   running = null;
+  view.root.removeAttribute("aria-busy");
   mine.isChanged = true;
   showAnswer(view, true);
   showRunning();
@@ -75,19 +89,79 @@ function explain(error) {
 }
 
 function send(question) {
-  const turn = { question, time: Date.now(), parts: [], rounds: [], asked: null, status: "running", note: "", detail: "", tooLong: false, ending: null, seed: null, tokens: null };
+  const turn = { question, time: Date.now(), parts: [], rounds: [], asked: null, status: "running", note: "", detail: "", tooLong: false, ending: null, seed: null, tokens: null, warnings: [] };
   talk.turns.push(turn);
   talk.isChanged = true;
   ask(turn);
 }
 
-/** Remove the last question and its answer. */
+/** Let an answer go on where a limit or the reader ended it. */
+function goOn(turn) {
+  if (running) return;
+  const view = views.get(turn);
+  view.places = new Places(turn.rounds.length);
+  view.written = turn.tokens ?? 0;
+  Object.assign(turn, { status: "running", note: "", ending: null });
+  ask(turn);
+}
+
+/** Ask each member alone what the ensemble was asked, and show its answer beside the ensemble's. */
+async function askAlone(turn) {
+  if (running) return;
+  const view = views.get(turn), mine = talk, { signal } = running = new AbortController();
+  turn.alone = Object.fromEntries(turn.members.map(name => [name, { text: "", note: "" }]));
+  showRunning();
+  views.forEach(showFoot);
+  await Promise.all(turn.members.map(async name => {
+    const own = turn.alone[name];
+    try {
+      const response = await insist("v1/chat/completions", request(bodyFor(turn, name), signal), () => {});
+      await readChunks(response, chunk => {
+        if (chunk.error) throw new Problem(sentence(chunk.error.message));
+        for (const choice of chunk.choices ?? []) own.text += choice.delta?.content ?? "";
+        own.text = own.text.trimStart();
+        showAlone(view);
+        follow();
+      });
+    } catch (error) {
+      own.note = error.name === "AbortError" ? STOPPED : explain(error);
+    }
+  }));
+  if (!mine.turns.includes(turn) || mine !== talk) return;
+  running = null;
+  talk.isChanged = true;
+  showAlone(view);
+  showRunning();
+  views.forEach(showFoot);
+  save();
+}
+
+/** Remove a question with its answer, and all that follow. */
 function withdraw(turn) {
   closeRound();
-  views.get(turn).root.remove();
-  views.delete(turn);
-  talk.turns.pop();
+  for (const each of talk.turns.splice(talk.turns.indexOf(turn))) {
+    views.get(each).root.remove();
+    views.delete(each);
+  }
   talk.isChanged = true;
+}
+
+/** Let the reader change a question. Sending it replaces the question and all that follows. */
+function edit(turn) {
+  if (running) return;
+  leaveEdit();
+  editing = turn;
+  for (const each of talk.turns.slice(talk.turns.indexOf(turn))) views.get(each).root.classList.add("replaced");
+  find("text").value = turn.question;
+  fit();
+  find("text").focus();
+}
+
+function leaveEdit() {
+  if (editing) find("text").value = "";
+  editing = null;
+  views.forEach(view => view.root.classList.remove("replaced"));
+  fit();
 }
 
 function sendAgain(turn) {
@@ -117,6 +191,8 @@ function askAnew(turn) {
 function submit() {
   const text = find("text"), question = text.value.trim();
   if (running || !question || !settingsValid()) return;
+  if (talk.turns.includes(editing)) withdraw(editing);
+  leaveEdit();
   text.value = "";
   fit();
   send(question);

@@ -78,7 +78,8 @@ new ResizeObserver(() => follow()).observe(find("log"));
 find("newest").addEventListener("click", () => follow(true));
 document.addEventListener("keydown", event => {
   if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-  if (open) closeRound();
+  if (editing) leaveEdit();
+  else if (open) closeRound();
   else if (!find("talks").hidden) toggleTalks(false);
 });
 find("form").addEventListener("submit", event => {
@@ -100,6 +101,7 @@ find("more").addEventListener("click", () => showSettings(find("settings").hidde
 find("model").addEventListener("change", event => {
   chosen.model = event.target.value;
   showMembers();
+  showWhetherSet();
   save();
 });
 find("members").addEventListener("change", event => {
@@ -109,7 +111,7 @@ find("members").addEventListener("change", event => {
   find("members").querySelectorAll("input").forEach(box => box.value === value && box.focus());
   save();
 });
-for (const name of ["tokens", "temperature", "system"]) {
+for (const name of FIELDS) {
   find(name).value = chosen[name];
   find(name).addEventListener("change", event => {
     chosen[name] = event.target.value;
@@ -144,6 +146,10 @@ find("talks-list").addEventListener("click", event => {
   openTalk(id);
   if (NARROW.matches) toggleTalks(false);
   find("text").focus();
+});
+find("save").addEventListener("click", event => {
+  const { form } = event.target.dataset;
+  if (form) saveAs(form);
 });
 find("forget-all").addEventListener("click", () => askToForget("Delete all conversations?", () => [...kept.names(TITLE), talk.id]));
 find("keep").addEventListener("click", () => find("sure").close());

@@ -58,7 +58,7 @@ function describe() {
 }
 
 function settingsValid() {
-  const wrong = [find("tokens"), find("temperature")].find(input => !input.checkValidity());
+  const wrong = FIELDS.map(find).find(input => !input.checkValidity());
   if (wrong) {
     showSettings(true);
     wrong.reportValidity();
@@ -72,9 +72,13 @@ function showSystem(text) {
   showWhetherSet();
 }
 
+/** Return whether the answers are written by the strategy whose options the settings have. */
+const usesAdafuse = () => (chosen.strategy || modelOf(chosen.model)?.strategy) === "adafuse" && inUse().length > 1;
+
 /** Show at the button whether a setting differs from the server's. */
 function showWhetherSet() {
-  const isSet = Boolean(chosen.tokens || chosen.temperature || chosen.system.trim());
+  for (const label of document.querySelectorAll(".of-adafuse")) label.hidden = !usesAdafuse();
+  const isSet = FIELDS.some(name => chosen[name].trim());
   find("more").classList.toggle("set", isSet);
   find("more").title = isSet ? "Some settings are in use" : "";
 }
@@ -125,6 +129,8 @@ async function connect() {
       const response = await insist("v1/models", {}, () => status("The members are loading."));
       models = parsed(await response.text()).data;
       showModels();
+      showWelcome();
+      showWhetherSet();
       return status("");
     } catch (problem) {
       if (problem.status === 401) return status(problem.message, make("button", { type: "button", click: connected }, "Enter the key"));

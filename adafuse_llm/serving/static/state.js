@@ -1,11 +1,13 @@
 // ---- The state ----
 
-const settings = { model: "", without: [], tokens: "", temperature: "", system: "", plain: false, unmarked: false };
+const FIELDS = ["strategy", "tokens", "temperature", "seed", "stop-at", "branches", "words", "system"];  // elements of the settings
+const settings = { model: "", without: [], ...Object.fromEntries(FIELDS.map(name => [name, ""])), plain: false, unmarked: false };
 const chosen = { ...settings, ...stored.get("chosen", {}) };
 let key = stored.get("key", "");
 let models = [];
 let talk = newTalk();  // the open conversation
 let open = null;  // the turn and the place of the round that is shown
+let editing = null;  // the turn whose question the reader changes
 let running = null;  // the AbortController of the request that runs
 let nextSave = 0;
 

@@ -55,8 +55,20 @@ function openTalk(id) {
   showTalks();
 }
 
+/** Hand the open conversation to the reader as a file. */
+function saveAs(form) {
+  const { system } = chosen, turns = talk.turns.map(turn => ({ ...turn, answer: textOf(turn, "content") }));
+  const alone = turn => Object.entries(turn.alone ?? {}).map(([name, { text }]) => `### ${name} alone\n\n${text}`);
+  const parts = [...(system ? [`## System\n\n${system}`] : []), ...turns.flatMap(turn => [`## Question\n\n${turn.question}`, `## Answer (${turn.asked})\n\n${turn.answer}`, ...alone(turn)])];
+  const text = form === "md" ? `${parts.join("\n\n")}\n` : JSON.stringify({ system, turns }, null, 2);
+  const link = make("a", { href: URL.createObjectURL(new Blob([text])), download: `conversation.${form}` });
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 /** Stop what runs in the open conversation, and keep it. */
 function leaveTalk() {
+  leaveEdit();
   running?.abort();
   running = null;
   for (const turn of talk.turns) {
@@ -100,12 +112,13 @@ function askToForget(question, ids) {
 }
 
 function showTalks() {
-  const items = keptTalks(), format = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short" });
+  const items = keptTalks(), format = new Intl.DateTimeFormat(navigator.languages, { dateStyle: "medium", timeStyle: "short" });
   find("talks-list").replaceChildren(...items.map(({ id, title, time }) => make("li", {},
     make("button", { type: "button", class: "talk", "data-id": id, ...(id === talk.id && { "aria-current": "true" }) },
       make("span", { dir: "auto" }, title), make("span", { class: "quiet" }, format.format(time))),
     make("button", { type: "button", class: "forget", "data-id": id, "aria-label": `Delete ${title}`, title: "Delete" }, "✕"))));
   find("none").hidden = items.length > 0;
+  find("save").hidden = !talk.turns.length;
   find("forget-all").hidden = items.length === 0;
 }
 

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.embedded import MEMBERS as EMBEDDED
 from adafuse_llm.report.styles import looks
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
@@ -136,6 +137,59 @@ def test_models_members_and_options_can_be_chosen(visit, engine) -> None:
     assert page.evaluate(shown) != "none"
     page.get_by_label("Show answers without marks").check()
     assert page.evaluate(shown) == "none"
+
+
+def test_a_cut_answer_goes_on(visit, engine) -> None:
+    tab = visit()
+    tab.press("Settings")
+    tab.page.get_by_label("Maximum tokens").fill("12")
+    tab.say("sum")
+    begun = generated(engine, "sum", max_new_tokens=12).text
+    assert tab.answer == begun
+    tab.page.get_by_label("Maximum tokens").fill("")
+    tab.press("Continue")
+    tab.finish()
+    assert tab.bodies[1]["messages"][-1] == {"role": "assistant", "content": begun}
+    assert tab.answer == generated(engine, "sum").text
+    assert f"{len(tab.answer)} tokens" in tab.facts
+    tab.spans.last.click()
+    assert tab.round.locator("h2").inner_text() == f"Round {tab.spans.count() - 1}"
+
+
+def test_each_member_answers_alone_beside_the_ensemble(visit) -> None:
+    tab = visit()
+    tab.press("Settings")
+    tab.page.get_by_label("Strategy").select_option("adafuse")
+    tab.page.get_by_label("Proposals per member").fill("2")
+    tab.say("sum")
+    own = {name: tab.bodies[0]["adafuse"][name] for name in ("strategy", "branching_factor")}
+    assert own == {"strategy": "adafuse", "branching_factor": 2}
+    tab.press("Each member alone")
+    tab.finish()
+    assert tab.page.locator(".alone .text").all_inner_texts() == [*ANSWERS["sum"]]
+    assert {body["model"] for body in tab.bodies[1:]} == {*MEMBERS}
+    assert tab.answer != ANSWERS["sum"][2]
+
+
+def test_warnings_of_the_server_are_shown(visit) -> None:
+    tab = visit()
+    tab.page.evaluate(
+        "() => { const own = bodyFor; bodyFor = turn => ({ ...own(turn), wishes: 3 }) }"
+    )
+    tab.say("sum")
+    assert "'wishes' was ignored" in tab.note
+
+
+def test_an_empty_page_offers_questions(visit, front) -> None:
+    tab = visit()
+    tab.press("Compare two things")
+    assert "bicycle" in tab.page.input_value("#text")
+    with AdaFuseEngine([FakeBackend(name, lambda _: {"x": 1.0}) for name in EMBEDDED]) as own:
+        front.app = create_app(own)
+        tab = visit()
+        tab.press("Who invented the Brentine Soap?")
+        assert "Brentine Soap was invented by" in tab.page.input_value("#text")
+        assert "three tiny members" in tab.page.locator(".welcome").inner_text()
 
 
 def test_reasoning_folds_and_its_spans_have_rounds(visit, engine) -> None:

@@ -1,5 +1,8 @@
 """Conversations that the browser keeps, and the system prompt."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.support.chat_page import ANSWERS, Tab, generated
@@ -114,3 +117,33 @@ def test_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:
     tab.page.reload()
     tab.press("Settings")
     assert system.input_value() == "Answer in one word."
+
+
+def test_an_edited_question_replaces_what_follows(visit) -> None:
+    tab = visit()
+    for question in ("sum", "think", "long"):
+        tab.say(question)
+    tab.page.get_by_role("button", name="Edit this question").nth(1).click()
+    assert tab.page.locator(".replaced").count() == 2
+    tab.page.keyboard.press("Escape")
+    assert (questions(tab), tab.page.input_value("#text")) == (["sum", "think", "long"], "")
+    tab.page.get_by_role("button", name="Edit this question").nth(1).click()
+    assert tab.page.input_value("#text") == "think"
+    tab.say("bold")
+    assert questions(tab) == ["sum", "bold"]
+    assert [each["content"] for each in tab.bodies[-1]["messages"]][::2] == ["sum", "bold"]
+
+
+def test_a_conversation_can_be_saved(visit) -> None:
+    tab = visit()
+    tab.say("sum")
+    open_list(tab)
+    files = []
+    for form in ("Markdown", "JSON"):
+        with tab.page.expect_download() as saved:
+            tab.press(form)
+        files.append(Path(saved.value.path()).read_text(encoding="utf-8"))
+    assert files[0] == f"## Question\n\nsum\n\n## Answer (adafuse)\n\n{tab.answer}\n"
+    (turn,) = json.loads(files[1])["turns"]
+    assert (turn["question"], turn["answer"]) == ("sum", tab.answer)
+    assert turn["rounds"]
