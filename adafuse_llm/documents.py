@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,18 +25,9 @@ from adafuse_llm.text.words import UNSPACED
 
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
-MARKDOWN: Final = (".md", ".markdown")
-SUFFIXES: Final = (*MARKDOWN, ".txt", ".pdf")
+SUFFIXES: Final = (".md", ".markdown", ".txt")
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
 """The instruction that `question_messages` puts above the passages."""
-
-HEADING: Final = re.compile(r"#{1,6}[ \t]+\S")
-FENCE: Final = re.compile(r"\s*(`{3,}(?!.*`)|~{3,})")
-"""The beginning of a block of code. The same characters, or more of them, end it."""
-BLANK: Final = re.compile(r"[^\S\n]*\n\s*\n")
-BREAKS: Final = ((r"\n\n", "\n\n"), (r"\n", "\n"), (r"(?<=[.!?])\s+", " "), (r"\s+", " "))
-"""Where a long text is split: between paragraphs, lines, sentences and words. Each pattern has the
-text that joins short pieces again."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,38 +51,36 @@ def read_documents(
     max_chars: int = 900,
     on_skip: Callable[[str], object] = logger.warning,
 ) -> list[Passage]:
-    """Read text, Markdown and PDF files, and folders of such files, as passages.
+    """Read text and Markdown files, and folders of such files, as passages.
 
-    A section of a Markdown file, from its heading to the next heading, becomes one passage if it
-    has at most ``max_chars`` characters. A longer section or another file is split between
-    paragraphs, lines, sentences or words. Passages follow the order of the paths, and files in a
-    folder are sorted by name. Hidden files and files with other suffixes are skipped. A PDF file
-    needs the package pypdf, and must contain text, not only images.
+    A file with at most ``max_chars`` characters becomes one passage. LangChain's
+    ``RecursiveCharacterTextSplitter`` splits a longer one before headings, or else between
+    paragraphs, lines or words. Passages follow the order of the paths, and files in a folder are
+    sorted by name. Hidden files and files with other suffixes are skipped.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
-        on_skip: function to call with a message about everything else that cannot be read.
+        on_skip: function to call with a message about files in folders that cannot be read.
 
     Raises:
         InvalidInputError: there is no path, a path does not exist, a file has another suffix or is
             not UTF-8, a folder has no documents, or the documents have no text.
+        MissingDependencyError: a file is longer, and ``langchain-text-splitters`` is not installed.
     """
     roots = [Path(path) for path in paths]
     passages: list[Passage] = []
     for root in roots:
-        for file, source in _files(root):
+        for file in _files(root):
             try:
-                text = BLANK.sub("\n\n", _read(file, on_skip).replace("\r\n", "\n"))
-            except (InvalidInputError, MissingDependencyError) as error:
+                text = _read(file)
+            except InvalidInputError as error:
                 if file == root:
                     raise
                 on_skip(f"skipped: {error}")
                 continue
-            sections = _sections(text) if file.suffix.lower() in MARKDOWN else [text]
-            for section in sections:
-                pieces = _pieces(section.strip("\n").rstrip(), max_chars, BREAKS)
-                passages += [Passage(source, piece) for piece in pieces if piece]
+            source = file.name if file == root else file.relative_to(root).as_posix()
+            passages += [Passage(source, piece) for piece in _pieces(text.strip(), max_chars)]
     if not passages:
         raise InvalidInputError(
             f"no text in {short_list(map(str, roots))}: the documents are empty or cannot be read"
@@ -100,36 +88,32 @@ def read_documents(
     return passages
 
 
-def _files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each file under ``root`` with the name of its source, its path below ``root``."""
+def _files(root: Path) -> list[Path]:
     if root.is_file():
-        if root.suffix.lower() not in SUFFIXES:
-            raise InvalidInputError(
-                f"cannot read {root}: its suffix must be one of {', '.join(SUFFIXES)}; got "
-                f"{root.suffix or 'no suffix'!r}"
-            )
-        yield root, root.name
-        return
+        return [root]
     if not root.is_dir():
         raise InvalidInputError(f"no such file or folder: {root}")
     files = [
         path
         for path in sorted(root.rglob("*"))
-        if path.suffix.lower() in SUFFIXES and path.is_file()
+        if path.suffix.lower() in (*SUFFIXES, ".pdf") and path.is_file()
         if not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
     if not files:
         raise InvalidInputError(
             f"no documents in {root}: no file name ends in {', '.join(SUFFIXES)}"
         )
-    for path in files:
-        yield path, path.relative_to(root).as_posix()
+    return files
 
 
-def _read(path: Path, on_skip: Callable[[str], object]) -> str:
+def _read(path: Path) -> str:
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInputError(
+            f"cannot read {path}: its suffix must be one of {', '.join(SUFFIXES)}; got "
+            f"{path.suffix or 'no suffix'!r}. Load PDF and other files with LangChain or "
+            "LlamaIndex, as in docs/guides/your-documents.md."
+        )
     try:
-        if path.suffix.lower() == ".pdf":
-            return _read_pdf(path, on_skip)
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"cannot read {path}: it is not UTF-8 text ({error})") from error
@@ -137,67 +121,19 @@ def _read(path: Path, on_skip: Callable[[str], object]) -> str:
         raise InvalidInputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
+def _pieces(text: str, max_chars: int) -> list[str]:
+    if len(text) <= max_chars:  # the import below takes more than a second
+        return [text] if text else []
     try:
-        import pypdf
+        from langchain_text_splitters import Language, RecursiveCharacterTextSplitter
     except ImportError as error:
         raise MissingDependencyError(
-            f"cannot read {path}: PDF files need pypdf: pip install pypdf"
+            f"long documents need langchain-text-splitters: {install_command('cli')}"
         ) from error
-    log = logging.getLogger("pypdf")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # it warns of each oddity in a file
-    try:
-        pages = [page.extract_text() for page in pypdf.PdfReader(path).pages]
-    except Exception as error:  # also of packages that pypdf lacks, for some encrypted files
-        reason = f"it is not a readable PDF, or it needs a password ({error})"
-        raise InvalidInputError(f"cannot read {path}: {reason}") from error
-    finally:
-        log.setLevel(level)
-    empty = [str(number) for number, page in enumerate(pages, start=1) if not page.strip()]
-    if len(empty) == len(pages):
-        raise InvalidInputError(
-            f"cannot read {path}: it has no text, perhaps because its pages are images"
-        )
-    if empty:
-        on_skip(
-            f"skipped {len(empty)} of {len(pages)} pages of {path} that have no text, perhaps "
-            f"because they are images: {short_list(empty)}"
-        )
-    return "\n\n".join(pages)
-
-
-def _sections(text: str) -> list[str]:
-    """Split Markdown at its headings, which are not in code. Headings stay with the text below."""
-    sections, has_text, fence = [""], False, ""
-    for line in text.split("\n"):
-        if fence and re.fullmatch(rf"\s*{fence}{fence[0]}*\s*", line):
-            fence = ""
-        elif not fence and (opens := FENCE.match(line)):
-            fence = opens[1]
-        is_heading = not fence and HEADING.match(line) is not None
-        if is_heading and has_text:
-            sections.append("")
-            has_text = False
-        has_text = has_text or (bool(line.strip()) and not is_heading)
-        sections[-1] += f"{line}\n"
-    return sections
-
-
-def _pieces(text: str, max_chars: int, breaks: Sequence[tuple[str, str]]) -> list[str]:
-    if len(text) <= max_chars:
-        return [text]
-    if not breaks:
-        return [text[start : start + max_chars] for start in range(0, len(text), max_chars)]
-    (pattern, joiner), *finer = breaks
-    pieces: list[str] = []
-    for part in filter(None, re.split(pattern, text)):
-        for piece in _pieces(part.rstrip(), max_chars, finer):
-            if pieces and len(joined := f"{pieces[-1]}{joiner}{piece}") <= max_chars:
-                pieces[-1] = joined
-            else:
-                pieces.append(piece)
-    return pieces
+    splitter = RecursiveCharacterTextSplitter.from_language(
+        Language.MARKDOWN, chunk_size=max_chars, chunk_overlap=0
+    )
+    return splitter.split_text(text)
 
 
 class Retriever:
