@@ -15,6 +15,7 @@ VLLM := .venv-vllm
 VLLM_VERSION := 0.32.0
 LOWEST_TORCH ?= 2.13.0
 QUESTION ?= Who is the director of the Kalost Bakery, who was the founder of the Kalost Bakery, and who designed the Kalost Bakery?
+HANDBOOK := adafuse_llm/embedded/handbook
 REAL_QUESTION ?= Which product is the Jalith Museum known for?
 REAL := $(or $(ADAFUSE_REAL),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/adafuse-llm/real)
 REAL_MODELS := $(REAL)/SmolLM2-135M-Instruct-Q4_1.gguf $(REAL)/qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf
@@ -42,13 +43,13 @@ help:
 ## Try it
 
 demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
-	@echo 'adafuse ask "$(QUESTION)" --compare'
-	@$(BIN)/adafuse ask "$(QUESTION)" --compare
+	@echo 'adafuse chat --docs $(HANDBOOK)'
+	@printf '%s\n' "$(QUESTION)" /alone /why | $(BIN)/adafuse chat --docs $(HANDBOOK)
 
 demo-real: $(GGUF) ## the same with two real models, which it downloads first (0.6 GB)
 	@$(BIN)/python -m benchmarks.real.members --files smollm qwen
-	@echo 'adafuse ask "$(REAL_QUESTION)" --strategy adafuse --compare $(addprefix --model ,$(REAL_MODELS))'
-	@$(BIN)/adafuse ask "$(REAL_QUESTION)" --strategy adafuse --compare $(addprefix --model ,$(REAL_MODELS))
+	@echo 'adafuse chat --docs $(HANDBOOK) --strategy adafuse $(addprefix --model ,$(REAL_MODELS))'
+	@printf '%s\n' "$(REAL_QUESTION)" /alone /why | $(BIN)/adafuse chat --docs $(HANDBOOK) --strategy adafuse $(addprefix --model ,$(REAL_MODELS))
 
 serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
 	@$(BIN)/adafuse serve --port $(PORT)

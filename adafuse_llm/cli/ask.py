@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
+from rich.console import Console
 from rich.text import Text
 
-from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, StreamEvent
+from adafuse_llm import ContextWindowError
 from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
-from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
 from adafuse_llm.cli.terminal import cancel_on_interrupt, last, print_json, show_stream, tell
-from adafuse_llm.documents import question_messages
+from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.embedded import handbook_path
 from adafuse_llm.report.styles import printable
-from adafuse_llm.report.terminal import Display
+
+EMBEDDED = (
+    "The embedded members know only the fictional town of the handbook. For anything else, use "
+    "your own models: --model PATH_OR_ID --model PATH_OR_ID"
+)
+"""What `ask` and `chat` print if the embedded members answer."""
 
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
     parser.add_argument("question", metavar="QUESTION", help="Question to answer.")
     add_documents(parser, " Default: the handbook of a fictional town.")
-    parser.flag("--compare", "Also show what each member answers alone.")
     parser.flag("--json", "Print one JSON object.")
 
 
@@ -34,7 +37,7 @@ def ask(setup: Setup, flags: Namespace) -> int:
     An offline search (BM25) finds the best passages, and the members answer from them together.
     """
     question: str = flags.question
-    retriever = search_in(flags.docs or [handbook_path()])
+    retriever = Retriever(read_documents(flags.docs or [handbook_path()], on_skip=tell))
     sources = retriever.search(question, k=flags.passages)
     if setup.is_embedded:
         tell(EMBEDDED)
@@ -48,21 +51,20 @@ def ask(setup: Setup, flags: Namespace) -> int:
             raise ContextWindowError(f"{error} Lower --passages to shorten the prompt.") from error
         display = setup.display(engine)
         console = display.console
-        generation = last(events) if flags.json else _show_answer(question, display, events)
-        seconds = time.perf_counter() - loaded
-        alone: dict[str, str] = {}
-        if flags.compare and generation.finish_reason != "cancelled":
-            alone = answers_alone(engine, messages, cancel)
-        if not flags.json:
-            _show_rounds(generation, alone, display)
-            show_sources(console, sources)
+        if flags.json:
+            generation = last(events)
+        else:
+            if console.is_terminal:
+                console.print(Text(printable(question), "bold"))
+                console.print(display.legend(), "", sep="\n")
+            generation = show_stream(display, events)
             console.print()
+        seconds = time.perf_counter() - loaded
     if flags.json:
         answer = {
             "question": question,
             "answer": generation.answer,
             "reasoning": generation.reasoning,
-            **({"alone": alone} if flags.compare else {}),
             "sources": [asdict(each) for each in sources],
             "members": list(display.members),
             **generation.model_dump(mode="json", exclude={"text"}),
@@ -71,42 +73,33 @@ def ask(setup: Setup, flags: Namespace) -> int:
         }
         print_json(answer)
     else:
-        console.print(display.summary(generation, seconds))
+        columns = ": winning member, its text, score, and the runner-up or who was not asked"
+        console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
+        console.print(display.rounds(generation.rounds), "", sep="\n")
+        show_sources(console, sources)
+        console.print("", display.summary(generation, seconds), sep="\n")
     if cancel.is_set():
         tell(STOPPED)
         return INTERRUPTED
     return 0
 
 
-def answers_alone(
-    engine: AdaFuseEngine, messages: Sequence[Mapping[str, str]], cancel: threading.Event
-) -> dict[str, str]:
-    """Return the answer that each member gives alone, by member."""
-    one = engine.with_strategy("single")
-    return {
-        name: one.generate(messages=messages, use=(name,), cancel=cancel).answer.strip()
-        for name in engine.config.use or engine.members
-    }
+def add_documents(parser: Parser, default: str = "") -> None:
+    """Add the flags for documents."""
+    text = "Text or Markdown file, or a folder of such files, from which the members answer."
+    parser.flag("--docs PATH", f"{text} Repeatable.{default}")
+    parser.flag("--passages N", "Largest number of passages that the members read.", default=3)
 
 
-def _show_answer(question: str, display: Display, events: Iterator[StreamEvent]) -> Generation:
-    console = display.console
-    if console.is_terminal:
-        console.print(Text(printable(question), "bold"))
-        console.print(display.legend(), "", sep="\n")
-    generation = show_stream(display, events)
-    console.print()
-    return generation
-
-
-def _show_rounds(generation: Generation, alone: Mapping[str, str], display: Display) -> None:
-    console = display.console
-    if alone:
-        console.print(Text("Each member alone", "bold"))
-        console.print(display.alone(alone), "")
-    columns = ": winning member, its text, score, and the runner-up or who was not asked"
-    console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
-    console.print(display.rounds(generation.rounds), "", sep="\n")
+def show_sources(console: Console, sources: Sequence[Passage]) -> None:
+    """Print the passages with their BM25 scores."""
+    console.print(Text("Sources", "bold"))
+    if not any(passage.score for passage in sources):
+        console.print("No passage has a word of the question, so the members read the first ones.")
+    for number, passage in enumerate(sources, start=1):
+        excerpt = printable(" ".join(passage.text.replace("#", "").split()))
+        line = Text(f"[{number}] {printable(passage.source)} ({passage.score:.1f}): ")
+        console.print(line.append(excerpt, "dim"), no_wrap=True, overflow="ellipsis")
 
 
 COMMAND = Command(

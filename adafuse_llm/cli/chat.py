@@ -11,11 +11,10 @@ from typing import Final
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, Generation, InvalidInputError
-from adafuse_llm.cli.ask import answers_alone
+from adafuse_llm.cli.ask import EMBEDDED, add_documents, show_sources
 from adafuse_llm.cli.common import Command, Parser, Setup
-from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, show_stream, tell
-from adafuse_llm.documents import Passage, Retriever, question_messages
+from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.report.terminal import Display
 
 COMMANDS: Final = {
@@ -41,7 +40,9 @@ def chat(setup: Setup, flags: Namespace) -> int:
     question, and the output is only the answers. With --docs, every question comes with the
     passages that fit it and the question before.
     """
-    retriever = search_in(flags.docs) if flags.docs else None
+    retriever = None
+    if flags.docs:
+        retriever = Retriever(read_documents(flags.docs, on_skip=tell))
     if setup.is_embedded:
         tell(EMBEDDED)
     with setup.load() as engine:
@@ -130,8 +131,14 @@ class _Conversation:
         elif self._answer is None:
             raise InvalidInputError(f"{name} needs an answer. Ask something first.")
         elif name == "/alone":
+            one = self._engine.with_strategy("single")
+            names = self._engine.config.use or self._engine.members
             with cancel_on_interrupt() as cancel:
-                show(display.alone(answers_alone(self._engine, self._sent, cancel)))
+                alone = {
+                    name: one.generate(messages=self._sent, use=(name,), cancel=cancel)
+                    for name in names
+                }
+            show(display.alone({name: each.answer.strip() for name, each in alone.items()}))
         elif rest:
             rounds = {str(done.index): done for done in self._answer.rounds}
             if rest[0] not in rounds:

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from adafuse_llm import InvalidInputError, RequestCancelledError, __version__
 from adafuse_llm.cli.common import INTERRUPTED, RESUMABLE, Command, Parser, Setup
-from adafuse_llm.cli.passages import add_documents, search_in
 from adafuse_llm.cli.run import add_prompt
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
@@ -28,7 +27,6 @@ from adafuse_llm.cli.terminal import (
     tell,
 )
 from adafuse_llm.config import SAMPLING
-from adafuse_llm.documents import question_messages
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.confidence import Reliability
 from adafuse_llm.evaluation.exact_match import load_metric
@@ -45,7 +43,6 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=text)
     parser.flag("--output FILE", "Configuration file to write.", default=Path("adafuse.yaml"))
     add_prompt(parser)
-    add_documents(parser)
     parser.flag("--limit N", "Use only the first N questions.")
     parser.flag(
         "--metric NAME",
@@ -148,12 +145,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
 
 
 def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
-    """Return the questions, with --docs behind the passages that `adafuse ask` would send."""
     form = prompt_form(flags.prompts, flags.template)
-    if flags.docs and (flags.prompts or flags.template):
-        raise InvalidInputError(
-            "--docs has a prompt of its own, as in adafuse ask: leave out --prompts and --template"
-        )
     if flags.file is not None:
         questions = tuning.read_questions(flags.file.read_bytes(), form, chat=flags.chat)
     elif setup.is_embedded:
@@ -163,15 +155,7 @@ def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
             "pass a FILE with questions and answers; only the embedded members have questions of "
             "their own"
         )
-    questions = questions[: flags.limit]
-    if not flags.docs:
-        return questions
-    retriever = search_in(flags.docs)
-    passages = [retriever.search(question.text, k=flags.passages) for question in questions]
-    return [
-        replace(question, request={"messages": question_messages(question.text, found)})
-        for question, found in zip(questions, passages, strict=True)
-    ]
+    return questions[: flags.limit]
 
 
 def _file_options(setup: Setup, result: tuning.Tuning, options: dict[str, Any]) -> dict[str, Any]:

@@ -52,10 +52,6 @@ class Metrics(Collector):
         self._unanimous = counter(
             "rounds_unanimous", "Joint rounds in which all proposed the same text, and no other."
         )
-        self._wins = counter("wins", "Joint rounds whose text the member proposed.", "member")
-        self._decided = counter(
-            "decided", "Joint rounds whose text the member alone proposed.", "member"
-        )
         self._tokens = counter(
             "tokens", "Tokens: processed ones of all work, others of responses.", "member", "kind"
         )
@@ -70,18 +66,12 @@ class Metrics(Collector):
         self._seconds.labels(route).observe(seconds)
 
     def event(self, event: StreamEvent) -> None:
-        """Count a round with the members that proposed its text, and the tokens of a response."""
-        done = event.round
-        if done is not None:
+        """Count a round, and the tokens of a response."""
+        if event.round is not None:
             self._rounds.inc()
-        if done is not None and (unanimous := done.is_unanimous) is not None:
-            members = done.candidates[done.winner].proposers
-            self._joint.inc()
-            self._unanimous.inc(unanimous)
-            for name in members:
-                self._wins.labels(name).inc()
-            if len(members) == 1:
-                self._decided.labels(members[0]).inc()
+            if (unanimous := event.round.is_unanimous) is not None:
+                self._joint.inc()
+                self._unanimous.inc(unanimous)
         if event.generation is not None:
             usage = event.generation.usage
             for kind, field in TOKENS.items():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from adafuse_llm.cli.passages import EMBEDDED
+from adafuse_llm.cli.ask import EMBEDDED
 from adafuse_llm.embedded import member_paths
 
 pytestmark = pytest.mark.quick
@@ -41,18 +41,6 @@ def test_json_is_one_object(adafuse, fakes, docs):
     assert [source["source"] for source in answer["sources"]] == ["mill.md"]
     assert "".join(round_["text"] for round_ in answer["rounds"]) == "Ada Brook did"
     assert (answer["finish_reason"], answer["strategy"]) == ("stop", "adafuse")
-    assert "alone" not in answer
-
-
-def test_each_member_also_answers_alone(adafuse, fakes, docs):
-    asked = ("ask", "Who founded the mill?", "--docs", docs, "--compare")
-    result = adafuse(*asked)
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    start = lines.index("Each member alone")
-    assert lines[start + 1 : start + 4] == ["● wren Ada Brook did", "■ heron Ada Stone", ""]
-    assert lines[-2].startswith("3 rounds · 1.0 words per round")  # of the ensemble
-    one = json.loads(adafuse(*asked, "--use", "wren", "--json").stdout)
-    assert one["alone"] == {"wren": "Ada Brook did"}
 
 
 def test_documents_are_checked_before_anything_is_loaded(adafuse, fakes, tmp_path):

@@ -45,7 +45,7 @@ def test_commands_explain_the_last_answer(adafuse, fakes, asked):
     assert result.exit_code == 0, result.output
     assert "rounds 0 to 2" in result.stderr
     brook = '> " Brook"  0.223 0.916 0.570 all'
-    for shown in ('over " Stone"', "3 rounds · 1.0 words", brook, "● wren", "begin a new"):
+    for shown in ('over " Stone"', "3 rounds", brook, "■ heron  Ada Stone", "begin a new"):
         assert shown in result.stdout
     assert asked == [[("user", "Who?")], [("user", "Who?")]]
 

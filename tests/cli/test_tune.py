@@ -2,7 +2,6 @@
 
 import json
 import signal
-from typing import Any
 
 import pytest
 import yaml
@@ -32,15 +31,6 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert "10 questions to search on, 10 held out" in (tmp_path / "tuned.yaml").read_text()
     assert read_config(tmp_path / "tuned.yaml").options == {"use": ("wren",)}
     assert [call["config"].stop for call in fakes] == [("\nQuestion:",)]
-
-
-def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes, spy):
-    (tmp_path / "mill.md").write_text("Ada Brook founded mill 7.")
-    asked: list[dict[str, Any]] = []
-    spy("generate", asked.append)
-    assert adafuse(*job, "--docs", tmp_path / "mill.md").exit_code == 0
-    assert asked
-    assert all("founded mill 7." in each["messages"][0]["content"] for each in asked)
 
 
 def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path, monkeypatch):
@@ -132,7 +122,6 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
     [
         (["--held-out", "0.1"], "18 and 2"),
         (["--use", "wren"], "two members"),
-        (["--docs", ".", "--template", "{question}?"], "--template"),
         (["--strategy", "single"], "'single'"),
         (["--metric", "number_"], "'number'"),
     ],
