@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -251,10 +251,10 @@ class Generation(_Result):
         """The response without reasoning."""
         return split_reasoning(self.text, self.reply_prefix)[1]
 
-    def _repr_html_(self) -> str:
-        from adafuse_llm.report.page import fragment
+    def _repr_mimebundle_(self, *arguments: Any, **settings: Any) -> dict[str, str]:
+        from rich.jupyter import JupyterMixin
 
-        return fragment(self)
+        return JupyterMixin._repr_mimebundle_(self, *arguments, **settings)
 
     def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
         from adafuse_llm.report.terminal import shown

@@ -27,13 +27,6 @@ RESULTS = Path(__file__).parent / "results"
 PLACE = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 """A generated text in a page, between its markers."""
 
-PICTURE = re.compile(
-    r'<picture>.*?srcset="(?P<dark>[^"]+)".*?alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"'
-    ".*?</picture>",
-    re.DOTALL,
-)
-"""A picture with a version for the dark theme, as GitHub shows it."""
-
 
 def copy_cookbooks(source: Path, target: Path) -> None:
     """Copy the notebooks into the site's pages and adjust their links.
@@ -75,8 +68,6 @@ def for_site(name: str, markdown: str) -> str:
     """
     up = "../" * name.count("/")
     markdown = markdown.replace(f"]({up}../cookbooks/", f"]({up}cookbooks/")
-    if name == "index":
-        markdown = PICTURE.sub(_pictures, markdown)
     if name.endswith("index"):
         for section in markdown.split("\n## "):
             linked = re.findall(r"\]\((?!http)([\w/-]+)\.md\)", section)
@@ -85,14 +76,6 @@ def for_site(name: str, markdown: str) -> str:
             if linked:
                 markdown += "\n" + "\n".join(["```{toctree}", *tree, *linked, "```", ""])
     return markdown
-
-
-def _pictures(found: re.Match[str]) -> str:
-    """Return an image for the light theme and one for the dark theme."""
-    return "\n".join(
-        f"```{{image}} {found[theme]}\n:alt: {found['alt']}\n:class: only-{theme}\n```\n"
-        for theme in ("light", "dark")
-    )
 
 
 def configuration() -> str:

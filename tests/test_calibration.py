@@ -14,8 +14,7 @@ from openai import OpenAI
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError, RemoteEngine
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.page import fragment
-from adafuse_llm.report.styles import percent
+from adafuse_llm.report.styles import percent, summary
 from adafuse_llm.serving import create_app
 from adafuse_llm.strategies import AdaFuse
 from langchain_adafuse import ChatAdaFuse
@@ -71,7 +70,7 @@ def test_the_confidence_is_the_logistic_function_of_what_is_known(engine: AdaFus
     assert last.generation is not None
     for each in (batch[0], last.generation):
         assert (each.logprob, each.confidence) == (done.logprob, done.confidence)
-    assert f"confidence {percent(done.confidence)}" in fragment(done)
+    assert f"confidence {percent(done.confidence)}" in summary(done)
 
 
 @pytest.mark.parametrize(

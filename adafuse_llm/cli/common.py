@@ -200,12 +200,6 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(UNUSABLE)
 
 
-class _Paragraphs(argparse.HelpFormatter):
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n\n".join(fill(part, width, indent) for part in text.split("\n\n"))
-
-
 @dataclass(frozen=True)
 class Command:
     """A command: a function with its flags.
@@ -256,7 +250,7 @@ class Command:
             f"adafuse {self.function.__name__}",
             usage=" ".join(["%(prog)s", *self.arguments.split(), "[flags]"]),
             description=inspect.getdoc(self.function),
-            formatter_class=_Paragraphs,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         self.add_flags(parser)

@@ -1,6 +1,5 @@
 """Displays of a generation and its decisions.
 
-terminal  tables and spans in a terminal
-page      output of notebooks, from the ``.jinja`` templates
+terminal  tables and spans in a terminal and in a notebook
 styles    the mark and the color of each member
 """

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from adafuse_llm.summary import Summary
 from adafuse_llm.text.reasoning import split_reasoning
@@ -21,7 +21,7 @@ COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 MARKS = "●■▲◆★▼○□△◇☆▽"
 
 STROKES = ("solid", "dashed", "dotted", "double")
-"""Line styles below spans on a page. They distinguish members without color."""
+"""Line styles below spans on the server's page. They distinguish members without color."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Shared:
     mark: str
     stroke: str
     name: str
-    variable = "var(--quiet)"
 
     def __str__(self) -> str:
         return f"{self.mark} {self.name}"
@@ -64,7 +63,7 @@ def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Look:
-    """The look of one member: its name, its number from 0, a color, a mark and a line."""
+    """The look of one member: its name, its number from 0, a color and a mark."""
 
     name: str
     number: int
@@ -82,16 +81,6 @@ class Look:
         """The member's mark: one of `MARKS`, with a number if there are more members than marks."""
         turn, place = divmod(self.number, len(MARKS))
         return MARKS[place] + (str(turn + 1) if turn else "")
-
-    @property
-    def stroke(self) -> str:
-        """The line below the member's spans on a page, one of `STROKES`."""
-        return STROKES[self.number % len(STROKES)]
-
-    @property
-    def variable(self) -> str:
-        """The CSS variable with the member's color on a page."""
-        return f"var(--color-{self.number % len(COLORS)})"
 
 
 def looks(members: Sequence[str]) -> dict[str, Look]:
@@ -156,11 +145,6 @@ def reasoning_length(text: str, prefix: str = "") -> int:
     return len(text) - len(answer)
 
 
-def members_of(generation: Generation) -> tuple[str, ...]:
-    """Return the names of the members that decoded, in order."""
-    return tuple(generation.usage.prompt_tokens)
-
-
 def shared(decided: Round) -> Shared | None:
     """Return the look of a round's text if it belongs to no single member, or None."""
     if decided.forced:
@@ -188,48 +172,6 @@ def look_of(decided: Round, looks: Mapping[str, Look]) -> Look | Shared:
     """Return the look of the text which a round committed."""
     name = owner(decided, tuple(looks))
     return looks[name] if name is not None else shared(decided) or AGREED
-
-
-class Row(NamedTuple):
-    """What a display shows of a candidate.
-
-    Attributes:
-        text: the span, as `quoted` returns it.
-        won: whether the candidate won the round.
-        numbers: the number of each member, or why there is none.
-        score: the score, or a dash.
-        last: the marks of the members that proposed it, or "all" if all of several did. In a round
-            that chose among given texts, its probability.
-    """
-
-    text: str
-    won: bool
-    numbers: list[str]
-    score: str
-    last: str
-
-
-def rows(decided: Round, marks: Mapping[str, str]) -> list[Row]:
-    """Return a row for each candidate of a round, the best score first.
-
-    Args:
-        decided: the round.
-        marks: the mark of every member that decoded, by name.
-    """
-    probabilities, used = decided.choice_probabilities, decided.asked
-    scores = [math.inf if each.score is None else each.score for each in decided.candidates]
-    found = []
-    for index in sorted(range(len(scores)), key=scores.__getitem__):
-        each = decided.candidates[index]
-        if probabilities is not None:
-            last = percent(probabilities[index])
-        elif len(marks) > 1 and set(each.proposers) == set(marks):
-            last = "all"
-        else:
-            last = " ".join(marks[name] for name in each.proposers) or "-"
-        numbers = [number(each.nll.get(name)) if name in used else "not asked" for name in marks]
-        found.append(Row(quoted(each), index == decided.winner, numbers, number(each.score), last))
-    return found
 
 
 def quoted(candidate: Candidate) -> str:

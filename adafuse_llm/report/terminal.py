@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm.report import styles
-from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Look, Shared, printable
+from adafuse_llm.report.styles import AGREED, FORCED, Look, Shared, printable
 
 if TYPE_CHECKING:
     from adafuse_llm.results import Generation, Round
@@ -132,11 +133,24 @@ class Display:
             table.add_column(Text(look.mark, _style(look)), justify="right", no_wrap=True)
         symbol = styles.meaning(self._strategy, [decided])["symbol"]
         table.add_column(symbol, justify="right", no_wrap=True)
-        is_chosen = styles.shared(decided) is CHOSEN
-        table.add_column("probability" if is_chosen else "proposed by")
-        for row in styles.rows(decided, marks):
-            mark, style = (">", "bold") if row.won else ("", None)
-            table.add_row(mark, Text(row.text), *row.numbers, row.score, row.last, style=style)
+        probabilities, asked = decided.choice_probabilities, decided.asked
+        table.add_column("proposed by" if probabilities is None else "probability")
+        scores = [math.inf if each.score is None else each.score for each in decided.candidates]
+        for index in sorted(range(len(scores)), key=scores.__getitem__):
+            each = decided.candidates[index]
+            if probabilities is not None:
+                last = styles.percent(probabilities[index])
+            elif len(marks) > 1 and {*each.proposers} == {*marks}:
+                last = "all"
+            else:
+                last = " ".join(marks[name] for name in each.proposers) or "-"
+            numbers = [
+                styles.number(each.nll.get(name)) if name in asked else "not asked"
+                for name in marks
+            ]
+            mark, style = (">", "bold") if index == decided.winner else ("", None)
+            numbers.append(styles.number(each.score))
+            table.add_row(mark, Text(styles.quoted(each)), *numbers, last, style=style)
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
@@ -150,8 +164,8 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
     """Yield the legend, and the text, the rounds and the cost of each response of a generation."""
     responses = styles.responses(generation)
     forced = any(decided.forced for each in responses for decided in each.rounds)
-    names = styles.members_of(generation)
-    display = Display(names, console, generation.strategy, forced=forced)
+    members = tuple(generation.usage.prompt_tokens)
+    display = Display(members, console, generation.strategy, forced=forced)
     yield display.legend()
     for place, each in enumerate(responses):
         yield Text()

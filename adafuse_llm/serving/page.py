@@ -16,7 +16,6 @@ from starlette.routing import Route
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import MEMBERS, heldout_questions
 from adafuse_llm.report import styles
-from adafuse_llm.report.page import PALETTE
 
 STATIC = Path(__file__).parent / "static"
 
@@ -52,10 +51,7 @@ def page_route() -> Route:
 
 @cache
 def page() -> str:
-    """Return the page: one file with its style and its scripts.
-
-    It has the colors, marks and words of the reports.
-    """
+    """Return the page: one file with its style and its scripts, and the marks of all displays."""
 
     def read(name: str) -> str:
         return (STATIC / name).read_text(encoding="utf-8")
@@ -84,7 +80,7 @@ def page() -> str:
         },
     }
     parts = {
-        "/* style */": PALETTE + read("page.css"),
+        "/* style */": read("page.css"),
         "/* looks */": json.dumps(looks),
         "/* library */": read(LIBRARY),
         "/* script */": "".join(map(read, SCRIPTS)),
