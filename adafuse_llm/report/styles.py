@@ -135,11 +135,9 @@ def summary(generation: Generation, seconds: float | None = None) -> list[str]:
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:
-    """Return the length of the reasoning and its markers at the beginning of a reply.
+    """Return the length of the reasoning, with its markers, at the beginning of a reply.
 
-    Args:
-        text: the reply, or its beginning.
-        prefix: text with which the chat templates began the reply.
+    The chat templates began the reply with `prefix`.
     """
     _, answer = split_reasoning(text, prefix)
     return len(text) - len(answer)

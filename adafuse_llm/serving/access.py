@@ -230,10 +230,6 @@ async def read_body(request: Request, config: ServingConfig) -> bytes:
     """Return the body of a request.
 
     One that is too large is read to its end, because many clients read the answer only then.
-
-    Raises:
-        ApiError: the body exceeds a limit.
-        ClientDisconnect: the client left before the body was complete.
     """
     body, size, limit = bytearray(), 0, config.max_body_bytes
     try:

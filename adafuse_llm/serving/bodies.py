@@ -101,11 +101,7 @@ def refused(name: str, reason: str, value: object = None) -> ApiError:
 
 
 def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
-    """Check the fields of a body: those of its kind, and `OPTIONS`.
-
-    Raises:
-        ApiError: a field is refused, or has an invalid value.
-    """
+    """Check the fields of a body: those of its kind, and `OPTIONS`."""
     known = OPTIONS | kind.model_fields.keys()
     sent = {name: value for name, value in body.items() if value is not None}
     for name, value in sent.items():
@@ -273,11 +269,7 @@ class ServedRequest:
 
 
 def read_options(body: Body, ignored: Ignored) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options of a body, and the name that each has in it.
-
-    Raises:
-        ApiError: an option does not exist, or has two different values.
-    """
+    """Return the options of a body, and the name that each has in it."""
     options: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in (body.adafuse.model_extra or {}).items():
@@ -432,12 +424,15 @@ def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = Fa
     """
     if content is None or isinstance(content, str):
         return content
-    if is_result and not _has_parts(content):
+    sent = content if isinstance(content, list) else [content]
+    if is_result and not (
+        sent and all(isinstance(part, Mapping) and part.get("type") in PARTS for part in sent)
+    ):
         return to_json(content)
     if not isinstance(content, list | Mapping):
         return content
     parts: list[Any] = []
-    for part in content if isinstance(content, list) else [content]:
+    for part in sent:
         item = part if isinstance(part, Mapping) else {"text": part}
         kind = item.get("type")
         if kind in THOUGHTS:
@@ -448,12 +443,6 @@ def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = Fa
         else:
             parts.append(note_of(kind, place, ignored))
     return parts
-
-
-def _has_parts(content: Any) -> bool:
-    """Return whether a result consists of parts of a message: at least one, of known types."""
-    parts = content if isinstance(content, list) else [content]
-    return bool(parts) and all(isinstance(p, Mapping) and p.get("type") in PARTS for p in parts)
 
 
 def note_of(kind: object, place: str, ignored: Ignored) -> str:

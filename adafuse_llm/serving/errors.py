@@ -1,4 +1,7 @@
-"""Errors of the server, in the form of OpenAI's API."""
+"""Errors of the server, in the form of OpenAI's API.
+
+All that reads and checks requests raises `ApiError`.
+"""
 
 from __future__ import annotations
 

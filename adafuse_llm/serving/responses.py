@@ -128,9 +128,6 @@ def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]
 
     Calls and results of other types, such as those of custom tools, become calls of functions and
     their results. Of all other types, such as a web search, a note remains.
-
-    Raises:
-        ApiError: the item is an address of one that the server would have to store.
     """
     kind = item.get("type") or "message"
     if kind in ("message", "reasoning", "function_call", "function_call_output"):

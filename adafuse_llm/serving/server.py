@@ -64,14 +64,11 @@ def run(
     config: ServerConfig,
     on_ready: Callable[[AdaFuseEngine], None] = lambda _: None,
 ) -> int:
-    """Serve until a signal, and return the exit code.
+    """Serve until a signal, and return the exit code: 0 after SIGTERM, and 130 after SIGINT.
 
     Members load in the background. On SIGTERM or SIGINT (Ctrl-C), the server accepts no more
     connections. Running requests may take `ServingConfig.drain_seconds` more seconds; then they end
     with the text so far. A second signal ends the process at once, and so does a member that hangs.
-
-    Returns:
-        0 after SIGTERM, and 130 after SIGINT.
 
     Raises:
         AdaFuseError: the members cannot be loaded.

@@ -82,11 +82,7 @@ class Service:
         return self._engine is not None and not self._engine.closed and not self._stops
 
     def view(self, strategy: str | None = None) -> AdaFuseEngine:
-        """Return the engine with a strategy that requests may name; None for its own.
-
-        Raises:
-            ApiError: there is no such strategy, the members load, or the server stops.
-        """
+        """Return the engine with a strategy that requests may name; None for its own."""
         if self._stops:
             raise not_ready("the server stops")
         if (engine := self._engine) is None:
@@ -109,9 +105,6 @@ class Service:
 
         Without a model, it is the ensemble. Without a strategy, it is the ensemble's own, and for a
         member alone `SINGLE`.
-
-        Raises:
-            ApiError: there is no such model or strategy, or it contradicts the option ``use``.
         """
         if model is None or model == self.config.served_model_name:
             return self.view(strategy), {**options}
@@ -147,18 +140,10 @@ class Service:
         characters: int = 0,
         is_chat: bool = False,
     ) -> dict[str, Any]:
-        """Check a request against the limits of the server.
+        """Return the options of a request, with the server's limit of tokens if they have none.
 
-        Args:
-            engine: the engine of the request.
-            options: options of the request.
-            inputs: number of prompts or conversations.
-            characters: size of the largest one.
-            is_chat: whether they are conversations. Their replies are long by default, because a
-                reply that is cut helps nobody.
-
-        Returns:
-            The options, with a limit of tokens if they have none.
+        The largest of its `inputs` has this number of `characters`. The reply to a chat is long by
+        default, because one that is cut helps nobody.
         """
         config, limits = engine.config.override(options), self.config
         most, active = limits.max_prompt_characters, config.use or engine.members
@@ -199,15 +184,9 @@ class Service:
     ) -> AsyncIterator[T]:
         """Serve a request: do the work before its response in a thread, and yield the result.
 
-        Args:
-            work: checks the request, and opens it. It receives a flag that is set when nobody waits
-                for the response any more, or when the server ends the request.
-            has_grammar: whether the work checks a grammar, which can take long.
-            limit: maximum seconds for the work; None for those of the server.
-
-        Raises:
-            ApiError: the server stops.
-            RequestTimeoutError: the work takes too long.
+        The work receives a flag that is set when nobody waits for the response any more, or when
+        the server ends the request. It may take `limit` seconds, by default those of the server. If
+        it `has_grammar`, it can take long.
         """
         cancel = threading.Event()
         limit = self.config.request_timeout if limit is None else limit

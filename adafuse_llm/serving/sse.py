@@ -37,12 +37,7 @@ DONE = b"data: [DONE]\n\n"
 async def read_object(
     request: Request, read: Callable[[dict[str, Any], Ignored], T], config: ServingConfig
 ) -> T:
-    """Return what `read` makes of the body of a request, a JSON object. It runs in a thread.
-
-    Raises:
-        ApiError: the body cannot be used.
-        ClientDisconnect: the client left before the body was complete.
-    """
+    """Return what `read` makes of the body of a request, a JSON object. It runs in a thread."""
     body = await read_body(request, config)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:

@@ -1,15 +1,13 @@
 """The API of OpenAI, used by OpenAI's own client: texts, rounds, tools, forms, usage, errors."""
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from adafuse_llm import InvalidOptionError, Round, Usage
-from adafuse_llm.results import total_usage
+from adafuse_llm import InvalidOptionError, Round
 from adafuse_llm.serving import ServingConfig, create_app
 from tests.support.scripted import scripted_engine
 from tests.support.serving import CALCULATE, CALL, openai_client
@@ -304,14 +302,3 @@ def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client)
         with pytest.raises(openai.BadRequestError, match="exceeds the context window") as caught:
             ask(client, messages=[{"role": "user", "content": "mill " * size}])
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
-
-
-def test_the_prompt_of_several_responses_counts_once_and_so_does_what_of_it_was_cached():
-    counts = {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 2}
-    fields = {name: {"oak": counts.get(name, 1)} for name in Usage.model_fields}
-    responses: Any = [SimpleNamespace(usage=Usage.model_validate(fields))] * 4
-    for prompts in (1, 2):
-        total = total_usage(responses, prompts)
-        assert total.prompt_tokens["oak"] == 5 * prompts
-        assert total.cached_tokens["oak"] == 4 * prompts
-        assert total.completion_tokens["oak"] == 8

@@ -12,7 +12,11 @@ from adafuse_llm.embedded import handbook_path
 def put_documents(folder: Path) -> None:
     """Write a PDF, an HTML and a Markdown file."""
     folder.mkdir(exist_ok=True)
-    write_pdf(folder / "museum.pdf", _text("jalith-museum"))
+    canvas = Canvas(str(folder / "museum.pdf"))
+    lines = canvas.beginText(50, 780)
+    lines.textLines(textwrap.wrap(_text("jalith-museum"), 90))
+    canvas.drawText(lines)
+    canvas.save()
     body = f"<h1>Silesse Mill</h1><p>{html.escape(_text('silesse-mill'))}</p>"
     page = f"<html><head><title>Silesse Mill</title></head><body>{body}</body></html>"
     (folder / "mill.html").write_text(page, encoding="utf-8")
@@ -24,15 +28,3 @@ def _text(name: str) -> str:
     """Return the text of a page of the handbook, without its heading."""
     lines = (handbook_path() / f"{name}.md").read_text(encoding="utf-8").splitlines()
     return " ".join(line for line in lines if not line.startswith("#"))
-
-
-def write_pdf(path: Path, *pages: str) -> Path:
-    """Write a PDF file with these texts, each on a page."""
-    canvas = Canvas(str(path))
-    for text in pages:
-        lines = canvas.beginText(50, 780)
-        lines.textLines(textwrap.wrap(text, 90))
-        canvas.drawText(lines)
-        canvas.showPage()
-    canvas.save()
-    return path
