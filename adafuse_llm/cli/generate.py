@@ -65,7 +65,7 @@ def generate(setup: Setup, flags: Namespace) -> int:
             whole = generation.model_dump(mode="json")
             apart = {"answer": generation.answer, "reasoning": generation.reasoning}
             print_json({"generation": whole, **apart})
-    responses = styles.responses(generation)
+    responses = (generation, *generation.alternatives)
     limits = [each.cut_by for each in responses if each.cut_by]
     if setup.has_grammar and limits:
         tell(f"the response is not whole: {limits[0]} cut it off")
@@ -98,7 +98,7 @@ def _print_all(display: Display, generation: Generation) -> None:
     console = display.console
     if console.is_terminal:
         console.print(display.legend(), "", sep="\n")
-    for place, each in enumerate(styles.responses(generation)):
+    for place, each in enumerate((generation, *generation.alternatives)):
         if place:
             console.print()
         console.print(Text(styles.heading(place, generation), "bold"))

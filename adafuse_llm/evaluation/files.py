@@ -168,9 +168,9 @@ class Results:
             InvalidInputError: the results belong to another run, whose identity differs or which
                 has other line numbers.
         """
-        lines = self._lines()
-        if not self._has_begun:
+        if not self.path.exists() or not self.path.stat().st_size:
             return []
+        lines = self._lines()
         try:
             theirs = json.loads(self._identity.read_text(encoding="utf-8"))
             last = {record["line"]: record for record in map(json.loads, lines)}
@@ -210,10 +210,6 @@ class Results:
         """Append a result to the file, and close the file."""
         with self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-
-    @property
-    def _has_begun(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size > 0
 
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{ending}")

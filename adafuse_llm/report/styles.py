@@ -88,14 +88,9 @@ def looks(members: Sequence[str]) -> dict[str, Look]:
     return {name: Look(name, number) for number, name in enumerate(members)}
 
 
-def responses(generation: Generation) -> tuple[Generation, ...]:
-    """Return all responses of a generation: the first one and the alternatives."""
-    return generation, *generation.alternatives
-
-
 def heading(place: int, generation: Generation) -> str:
     """Return the heading of the response with the index `place`."""
-    every = responses(generation)
+    every = (generation, *generation.alternatives)
     drawn = every[place].seed
     seed = [] if drawn is None else [f"seed {drawn}"]
     return " · ".join([f"Response {place + 1} of {len(every)}", *seed])

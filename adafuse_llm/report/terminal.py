@@ -162,7 +162,7 @@ class Display:
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
     """Yield the legend, and the text, the rounds and the cost of each response of a generation."""
-    responses = styles.responses(generation)
+    responses = (generation, *generation.alternatives)
     forced = any(decided.forced for each in responses for decided in each.rounds)
     members = tuple(generation.usage.prompt_tokens)
     display = Display(members, console, generation.strategy, forced=forced)
