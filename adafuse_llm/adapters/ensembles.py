@@ -6,8 +6,7 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from adafuse_llm import __version__
@@ -26,50 +25,42 @@ if TYPE_CHECKING:
     from os import PathLike
 
 
-@dataclass(frozen=True, eq=False)
 class Ensemble:
     """A description of an ensemble that is loaded on first use, or an existing engine.
 
     Ensembles that differ only in `strategy` share the loaded members.
 
     Args:
-        members: what to load; empty for the members that ship with adafuse-llm.
+        members: what to load; ``"embedded"`` for the members that ship with adafuse-llm.
+        existing: an existing engine to use instead.
+        strategy: the name of its strategy.
         loading: other keywords of `AdaFuseEngine.from_pretrained`.
-        existing: an existing engine to use instead; the other arguments are then ignored.
+
+    Raises:
+        InvalidInputError: `members` is no list of these or is empty, or names are not unique.
+        InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or there
+            are an engine and a strategy.
     """
 
-    members: tuple[MemberSpec, ...] = ()
-    loading: Mapping[str, Any] = field(default_factory=dict)
-    strategy: str = AUTO
-    existing: Engine | None = None
-
-    @classmethod
-    def of(
-        cls,
-        members: Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"],
+    def __init__(
+        self,
+        members: Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None,
         existing: Engine | None = None,
         *,
         strategy: str = AUTO,
         **loading: Any,
-    ) -> Ensemble:
-        """Create an ensemble from members or an existing engine.
-
-        Raises:
-            InvalidInputError: `members` is no list of these or is empty, or names are not unique.
-            InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or
-                there are an engine and a strategy.
-        """
+    ) -> None:
         if existing is not None and strategy != AUTO:
             raise InvalidOptionError(
                 "engine= and strategy= cannot be combined. Pass "
                 f"engine=engine.with_strategy({strategy!r})"
             )
-        if existing is not None:
-            return cls(existing=existing)
         find_strategy(strategy)
-        specs = () if members == "embedded" else as_specs(members, loading.get("revision"))
-        member_names(specs)
-        return cls(specs, loading, strategy)
+        self.existing, self.strategy, self.loading = existing, strategy, loading
+        self.members: tuple[MemberSpec, ...] = ()  # those that ship with the package
+        if existing is None and members != "embedded":
+            self.members = as_specs(members, loading.get("revision"))
+            member_names(self.members)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict, ValidationError
 from typing_extensions import Self
@@ -17,9 +17,6 @@ from adafuse_llm.config import AdaFuseConfig, RuntimeConfig, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.interface import Engine
 from adafuse_llm.strategies.registry import AUTO
-
-P = ParamSpec("P")
-M = TypeVar("M")
 
 LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
 """Fields that say how members are loaded."""
@@ -37,7 +34,7 @@ class EnsembleFields(OptionFields):
         InvalidOptionError: a keyword is unknown, or its value cannot be used.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, validate_assignment=True)
 
     members: Any = None
     """Folders, GGUF files, hub ids, addresses of servers, or mappings of the settings of
@@ -61,6 +58,8 @@ class EnsembleFields(OptionFields):
 
     _shared: ClassVar[tuple[str, ...]]
     """Attributes that deep copies share."""
+    _given_engine: Any
+    """The engine that the user passed instead of members."""
 
     def __init__(self, **fields: Any) -> None:
         engine, members = fields.get("engine"), fields.get("members")
@@ -91,26 +90,20 @@ class EnsembleFields(OptionFields):
             raise InvalidOptionError(explain(error, tuple(kinds))) from None
 
     @classmethod
-    def from_embedded(cls: Callable[P, M], *args: P.args, **fields: P.kwargs) -> M:
+    def from_embedded(cls, **fields: Any) -> Self:
         """Create a model from the three small members that ship with adafuse-llm."""
-        keywords: dict[str, Any] = {"members": "embedded", **fields}
-        return cls(*args, **keywords)
+        return cls(**{"members": "embedded", **fields})
 
     @classmethod
-    def from_config(
-        cls: Callable[P, M], path: str | PathLike[str], *args: P.args, **fields: P.kwargs
-    ) -> M:
+    def from_config(cls, path: str | PathLike[str], **fields: Any) -> Self:
         """Create a model from a configuration file, such as one written by ``adafuse tune``.
 
-        Args:
-            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
-            *args: arguments of the constructor.
-            **fields: keywords of the constructor, which override the file.
+        The keywords of the constructor override the file.
 
         Raises:
             InvalidInputError: the file cannot be read, or has unknown or invalid content.
         """
-        return cls(*args, **{"members": "embedded", **fields_from_config(path), **fields})
+        return cls(**{"members": "embedded", **fields_from_config(path), **fields})
 
     def warmup(self) -> Self:
         """Load the members now instead of on the first call; return the model."""
@@ -121,15 +114,10 @@ class EnsembleFields(OptionFields):
         """Release the members, also for other models. A passed engine stays open."""
         self._ensemble.unload()
 
-    @property
-    def _given_engine(self) -> Engine | None:
-        """The engine that the user passed instead of members."""
-        raise NotImplementedError
-
     @cached_property
     def _ensemble(self) -> Ensemble:
         loading = {name: getattr(self, name) for name in LOADING}
-        return Ensemble.of(self.members, self._given_engine, **loading)
+        return Ensemble(self.members, self._given_engine, **loading)
 
     @property
     def _config(self) -> AdaFuseConfig:
@@ -161,15 +149,19 @@ class EnsembleFields(OptionFields):
         name = self._names_of_fields.get(name, name)
         if name in AdaFuseConfig.model_fields and value is not None:
             value = getattr(AdaFuseConfig().override({name: value}), name)
-        super().__setattr__(name, value)
-        self.__dict__.pop("_ensemble", None)
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise InvalidOptionError(explain(error, (name,))) from None
+        if name in ("members", "engine", *LOADING):
+            self.__dict__.pop("_ensemble", None)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy the model with other fields. If they describe other members, these load anew."""
-        update = self._checked(update or {}, extra=(*type(self).model_fields, "engine"))
-        copied = super().model_copy(update=update, deep=deep)
-        if not {"members", "engine", *LOADING}.isdisjoint(update):
-            copied.__dict__.pop("_ensemble", None)
+        checked = self._checked(update or {}, extra=tuple(type(self).model_fields))
+        copied = super().model_copy(deep=deep)
+        for name, value in checked.items():
+            setattr(copied, name, value)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
@@ -11,11 +11,6 @@ from adafuse_llm.calibration import Calibration
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions, advice
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.loading.specs import SETTINGS
-
-if TYPE_CHECKING:
-    import torch
-
-    from adafuse_llm.config import RuntimeConfig
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -41,38 +36,20 @@ INSTEAD = {
 }
 """Keywords of other libraries that are no options here, and what to do instead."""
 
-
-class Transport(TypedDict, total=False):
-    """Keywords that frameworks pass to every model, and that mean nothing without a connection."""
-
-    api_key: object
-    default_headers: object
-    extra_body: object
-    extra_headers: object
-    extra_query: object
-    http_client: object
-    max_retries: int | None
-    stream: object
-    stream_options: object
-    stream_usage: object
-    user: str | None
-
-
-class ModelKeywords(DecodeOptions, Transport, total=False):
-    """The keyword arguments that the models of all frameworks have, for type checkers."""
-
-    dtype: str | torch.dtype
-    device_map: str | None
-    revision: str | None
-    trust_remote_code: bool
-    runtime: RuntimeConfig | None
-    strategy: str
-    max_tokens: int | None
-    max_completion_tokens: int | None
-    num_predict: int | None
-    num_return_sequences: int | None
-    stop_sequences: str | Sequence[str] | None
-
+TRANSPORT = (
+    "api_key",
+    "default_headers",
+    "extra_body",
+    "extra_headers",
+    "extra_query",
+    "http_client",
+    "max_retries",
+    "stream",
+    "stream_options",
+    "stream_usage",
+    "user",
+)
+"""Keywords that frameworks pass to every model, and that mean nothing without a connection."""
 
 if TYPE_CHECKING:  # type checkers cannot read fields that are derived
 
@@ -102,7 +79,7 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
     """Return `given` with aliases replaced by the engine's option names.
 
     Options with the value None are dropped, except those in `NULLABLE`, and so are those of
-    `Transport`. Keywords in `extra` are returned unchanged. The engine checks the values.
+    `TRANSPORT`. Keywords in `extra` are returned unchanged. The engine checks the values.
 
     Raises:
         InvalidOptionError: a keyword is unknown, or two names of the same option have different
@@ -115,7 +92,7 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
         option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
         if value is None and option not in (*NULLABLE, *extra):
             continue
-        if option in Transport.__annotations__ and option not in extra:
+        if option in TRANSPORT and option not in extra:
             continue
         if option not in extra and option not in AdaFuseConfig.model_fields:
             raise InvalidOptionError(f"unknown option {keyword!r}.{_advice(keyword, extra)}")

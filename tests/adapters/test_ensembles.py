@@ -25,7 +25,7 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
         "from_pretrained",
         classmethod(lambda cls, *args, **kwargs: loads.append(1) or load(cls, *args, **kwargs)),
     )
-    one = Ensemble.of("embedded")
+    one = Ensemble("embedded")
     other = pickle.loads(pickle.dumps(copy.deepcopy(one)))
     one.unload()
     assert not one.is_loaded
@@ -42,7 +42,7 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
 
 
 def test_a_loaded_ensemble_does_not_wait_while_another_one_loads(monkeypatch):
-    ready, loading, release = Ensemble.of("embedded"), threading.Event(), threading.Event()
+    ready, loading, release = Ensemble("embedded"), threading.Event(), threading.Event()
     engine = ready.engine()
     load = AdaFuseEngine.from_pretrained
 
@@ -52,7 +52,7 @@ def test_a_loaded_ensemble_does_not_wait_while_another_one_loads(monkeypatch):
         return load(*args, **kwargs)
 
     monkeypatch.setattr(AdaFuseEngine, "from_pretrained", slow)
-    other = Ensemble.of([str(member_paths()[0])])
+    other = Ensemble([str(member_paths()[0])])
     call = background(other.engine)
     assert loading.wait(30)
     began = time.monotonic()
@@ -82,7 +82,7 @@ def test_a_warning_is_logged_once_in_a_process(caplog):
 def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
     path = str(embedded_gguf("wren", "q8_0"))
     for context, window in ((None, 4096), (500, 500), (5000, 4096)):
-        ensemble = Ensemble.of([GGUFMember(path, name="a", context=context), "missing.gguf"])
+        ensemble = Ensemble([GGUFMember(path, name="a", context=context), "missing.gguf"])
         assert ensemble.context_window(["a"]) == window
         assert ensemble.is_chat_model(["a"]) is True
         assert ensemble.is_chat_model(["a", "missing"]) is True
@@ -93,17 +93,17 @@ def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
 def test_what_tells_ensembles_apart():
     engines = [AdaFuseEngine([FakeBackend("one", lambda text: {"a": 1.0})]) for _ in range(2)]
     identities = [
-        Ensemble.of("embedded").identity,
-        Ensemble.of(["a", "b"]).identity,
-        Ensemble.of(["b", "a"]).identity,
-        Ensemble.of(["a", "b"], revision="v1").identity,
-        Ensemble.of(["a", "b"], strategy="mixture").identity,
-        Ensemble.of(["a", TransformersMember(path="b", weight=2)]).identity,
-        Ensemble.of(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
-        *(Ensemble(existing=engine).identity for engine in engines),
+        Ensemble("embedded").identity,
+        Ensemble(["a", "b"]).identity,
+        Ensemble(["b", "a"]).identity,
+        Ensemble(["a", "b"], revision="v1").identity,
+        Ensemble(["a", "b"], strategy="mixture").identity,
+        Ensemble(["a", TransformersMember(path="b", weight=2)]).identity,
+        Ensemble(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
+        *(Ensemble(None, existing=engine).identity for engine in engines),
     ]
     assert len({json.dumps(each) for each in identities}) == len(identities)
-    assert Ensemble(existing=engines[0]).identity == Ensemble(existing=engines[0]).identity
+    assert identities[-1] == Ensemble(None, existing=engines[-1]).identity
 
 
 # Configuration files --------------------------------------------------------------------------

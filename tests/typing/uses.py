@@ -37,23 +37,18 @@ async def calls(engine: AdaFuseEngine) -> None:
 
 def langchain(engine: AdaFuseEngine, path: Path) -> None:
     chat = lc.ChatAdaFuse(members=[*PATHS, TransformersMember(path="a"), {"path": "b"}])
-    lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
-    lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
-    lc.ChatAdaFuse.from_config(path, max_word=1)  # type: ignore[call-arg]
+    lc.ChatAdaFuse.from_config(path, tool_choice="any")
     chat.invoke("x", max_words=1, anything=1)
     chat.with_structured_output({"type": "object"}, method="yaml")  # type: ignore[arg-type]
     chat.invoke(5)  # type: ignore[arg-type]
     llm = lc.AdaFuseLLM(engine=engine, model="wren+heron", max_tokens=50, timeout=3.5)
-    lc.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
-    lc.AdaFuseLLM(engine=engine, tool_choice="any")  # type: ignore[call-arg]
     text: str = llm.invoke("x", anything=1)
     llm.generate("x")  # type: ignore[arg-type]
 
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:
     llm = li.AdaFuseLLM(members=[*PATHS, TransformersMember(path="a"), {"path": "b"}])
-    li.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     li.AdaFuseLLM(engine)  # type: ignore[arg-type]
-    li.AdaFuseLLM.from_config(path, max_word=1)  # type: ignore[call-arg]
+    li.AdaFuseLLM.from_config(path, max_words=1)
     text: str = llm.complete("x", anything=1).text
     llm.max_tokens = None

@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationChunk
-from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from pydantic import BaseModel, Field
 
 from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
@@ -36,13 +35,12 @@ ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
 
 RoundDetail = Literal["none", "summary", "full"]
-RoundRecords = list[dict[str, Any]]
 
 
 class Told(BaseModel):
     """What a chunk has for callbacks: the records of the rounds that wrote it."""
 
-    rounds: RoundRecords = Field(default_factory=list)
+    rounds: list[dict[str, Any]] = Field(default_factory=list)
 
 
 class ChatRoundChunk(Told, ChatGenerationChunk):
@@ -53,28 +51,24 @@ class RoundChunk(Told, GenerationChunk):
     """A chunk of a text model."""
 
 
-C = TypeVar("C", bound=ChatRoundChunk | RoundChunk)
-Run = TypeVar("Run", CallbackManagerForLLMRun, AsyncCallbackManagerForLLMRun)
-
-
 @dataclass
-class ResponseChunks(ABC, Generic[C]):
+class ResponseChunks(ABC):
     """One response of a call, with its chunks and the records of its rounds so far."""
 
-    call: ModelCall[C]
+    call: ModelCall
     number: int
-    chunks: list[C] = field(default_factory=list)
-    rounds: RoundRecords = field(default_factory=list)
+    chunks: list[Any] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
 
     @abstractmethod
-    def read(self, event: StreamEvent) -> list[C]:
+    def read(self, event: StreamEvent) -> list[Any]:
         """Return the chunks of an event."""
 
     @abstractmethod
     def generation(self) -> Generation:
         """Return the finished response."""
 
-    def records(self, event: StreamEvent) -> tuple[RoundRecords, dict[str, Any]]:
+    def records(self, event: StreamEvent) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return the record of the event's round, and what messages have of it."""
         call = self.call
         if event.round is None or call.model.round_detail == "none":
@@ -113,7 +107,7 @@ class ResponseChunks(ABC, Generic[C]):
         metadata = {
             **{key: value for key, value in optional.items() if value is not None},
             "finish_reason": "stop" if reason == "stop_sequence" else reason,
-            "model_name": call.model_name,
+            "model_name": call.model.model_name,
             "model_provider": "adafuse",
             "strategy": whole.strategy,
             "token_usage": totals,
@@ -125,31 +119,28 @@ class ResponseChunks(ABC, Generic[C]):
         return metadata, usage
 
 
-class ModelCall(Generic[C]):
+@dataclass
+class ModelCall:
     """One call of a model with overrides.
 
     Attributes:
         not_enforced: what of the form is not enforced although it should be, and why; "" if it is.
     """
 
-    def __init__(
-        self,
-        model: EnsembleModel,
-        requests: Sequence[Request],
-        reply: type[ResponseChunks[C]],
-        form: ReplyForm | None = None,
-    ) -> None:
-        self.model = model
-        self.config = model._config
-        self.model_name = model.model_name
-        self.requests = requests
-        self.form = form
-        self.not_enforced = ""
-        self._replies = [reply(self, number) for number in range(len(requests) * self.config.n)]
+    model: EnsembleModel
+    requests: Sequence[Request]
+    reply: type[ResponseChunks]
+    form: ReplyForm | None = None
+    not_enforced: str = ""
+
+    def __post_init__(self) -> None:
+        self.config = self.model._config
+        size = len(self.requests) * self.config.n
+        self._replies = [self.reply(self, number) for number in range(size)]
 
     def chunks(
         self, run: CallbackManagerForLLMRun | None, *, streams: bool = True
-    ) -> Generator[C, None, None]:
+    ) -> Generator[Any, None, None]:
         """Yield the chunks of all responses, and pass them to the callbacks of LangChain's run."""
         engine, requests = self._prepared()
         with _langchains_error(), closing(engine.open(requests)) as events:
@@ -163,7 +154,7 @@ class ModelCall(Generic[C]):
 
     async def achunks(
         self, run: AsyncCallbackManagerForLLMRun | None, *, streams: bool = True
-    ) -> AsyncGenerator[C, None]:
+    ) -> AsyncGenerator[Any, None]:
         """Like `chunks`, but does not block the event loop."""
         engine, requests = await asyncio.to_thread(self._prepared)
         with _langchains_error(), closing(await engine.aopen(requests)) as events:
@@ -200,12 +191,12 @@ class ModelCall(Generic[C]):
         ]
 
 
-def _for_whole(run: Run | None) -> Run | None:
+def _for_whole(run: Any) -> Any:
     """Return a run without the handlers that pass chunks on to a user, who did not ask for them."""
     if run is None:
         return None
     run = copy(run)
-    run.handlers = [h for h in run.handlers if not isinstance(h, _StreamingCallbackHandler)]
+    run.handlers = [each for each in run.handlers if not hasattr(each, "tap_output_iter")]
     return run
 
 

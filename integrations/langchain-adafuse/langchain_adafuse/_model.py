@@ -5,53 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.load.serializable import Serializable
-from pydantic import Field, create_model
-from typing_extensions import Self, Unpack
+from pydantic import Field
+from typing_extensions import Self
 
 from adafuse_llm import AdaFuseConfig, Engine
 from adafuse_llm.adapters.model import EnsembleFields
-from adafuse_llm.adapters.options import ALIASES, ModelKeywords
+from adafuse_llm.adapters.options import ALIASES
 from adafuse_llm.adapters.reply_form import FORM_KEYWORDS
-from adafuse_llm.config import CONSTRAINTS, Options
+from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError
 from langchain_adafuse._calls import ModelCall, RoundDetail
 
-if TYPE_CHECKING:
-    from langchain_core.caches import BaseCache
-    from langchain_core.callbacks import Callbacks
-
-    from adafuse_llm import MemberSpec
-
-    Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
-else:  # checked when the ensemble is created
-    Members = Any
-
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
-
-
-class ModelFields(ModelKeywords, total=False):
-    """The keyword arguments that `AdaFuseLLM` and `ChatAdaFuse` share, for type checkers."""
-
-    members: Members
-    engine: Engine | None
-    model: str | list[str] | None
-    timeout: float | None
-    streaming: bool | None
-    round_detail: RoundDetail
-    name: str | None
-    cache: BaseCache | bool | None
-    verbose: bool
-    callbacks: Callbacks
-    tags: list[str] | None
-    metadata: dict[str, Any] | None
-    custom_get_token_ids: Callable[[str], list[int]] | None
 
 
 class EnsembleModel(EnsembleFields, Serializable):
@@ -76,12 +46,11 @@ class EnsembleModel(EnsembleFields, Serializable):
     _shared = ("engine",)
     _per_call: ClassVar[tuple[str, ...]] = ("timeout", "round_detail")
 
-    def __init__(self, **fields: Unpack[ModelFields]) -> None:
-        given: dict[str, Any] = {**fields}
-        if given.get("members") is None and given.get("engine") is None:
+    def __init__(self, **fields: Any) -> None:
+        if fields.get("members") is None and fields.get("engine") is None:
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
-            given["members"] = [path.strip() for path in paths if path.strip()] or None
-        super().__init__(**given)
+            fields["members"] = [path.strip() for path in paths if path.strip()] or None
+        super().__init__(**fields)
         self._config.check_n()
         _ = self._names  # checks the options
 
@@ -145,56 +114,38 @@ class EnsembleModel(EnsembleFields, Serializable):
     # What LangChain calls ---------------------------------------------------------------------
 
     def _generate(
-        self,
-        given: Any,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Any:
         call = self._call(given, stop, kwargs)
         return self._result(call, call.generations(run_manager))
 
     async def _agenerate(
-        self,
-        given: Any,
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Any:
         call = self._call(given, stop, kwargs)
         return self._result(call, await call.agenerations(run_manager))
 
     def _stream(
-        self,
-        given: Any,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[Any]:
         return self._call(given, stop, kwargs).chunks(run_manager)
 
     def _astream(
-        self,
-        given: Any,
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         return self._call(given, stop, kwargs).achunks(run_manager)
 
     @abstractmethod
-    def _call(
-        self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> ModelCall[Any]:
+    def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> ModelCall:
         """Begin a call of the model with overrides for prompts or messages."""
 
     @abstractmethod
-    def _result(self, call: ModelCall[Any], generations: list[Any]) -> Any:
+    def _result(self, call: ModelCall, generations: list[Any]) -> Any:
         """Return the responses of a call as LangChain's result."""
 
     # A call -----------------------------------------------------------------------------------
 
-    @property
+    @property  # type: ignore[misc]
     def _given_engine(self) -> Engine | None:
         return self.engine
 
@@ -208,19 +159,7 @@ class EnsembleModel(EnsembleFields, Serializable):
         update = self._checked(keywords, extra=self._per_call)
         if any(name in update for name in CONSTRAINTS):  # the call's value replaces all four
             update = {**dict.fromkeys(CONSTRAINTS), **update}
-        own = {name: update[name] for name in self._per_call if name in update}
-        update |= self._checked_fields()(**own).model_dump(exclude_unset=True)
         return self.model_copy(update=update)
-
-    @classmethod
-    @cache
-    def _checked_fields(cls) -> type[Options]:
-        """Return the options of a call that `AdaFuseConfig` does not have, with their limits."""
-        fields: Any = {
-            name: (cls.model_fields[name].annotation, cls.model_fields[name])
-            for name in cls._per_call
-        }
-        return create_model("CallOptions", __base__=Options, **fields)
 
     def _most_tokens(self, **given: Any) -> list[int]:
         encoded = self._loaded().encode_prompt(use=self._names, weights=None, **given)

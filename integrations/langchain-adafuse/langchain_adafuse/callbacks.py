@@ -18,12 +18,6 @@ from langchain_adafuse._calls import Told
 class RoundCallbackHandler(BaseCallbackHandler):
     """A callback handler that collects the rounds of a run and its child runs.
 
-    For example::
-
-        rounds = RoundCallbackHandler()
-        chain.invoke(question, {"callbacks": [rounds]})
-        print(rounds.summary())
-
     Attributes:
         rounds: one record (``adafuse_llm.summary.record``) per round, in order of arrival, with the
             ``run_id`` of the model's run, the number of the ``prompt`` in the batch of a text
@@ -51,14 +45,7 @@ register_configure_hook(_HANDLER, inheritable=True)
 
 @contextmanager
 def get_round_callback() -> Iterator[RoundCallbackHandler]:
-    """Collect the rounds of all models that run inside the block.
-
-    For example::
-
-        with get_round_callback() as rounds:
-            chain.invoke(question)
-        print(rounds.summary())
-    """
+    """Collect the rounds of all models that run inside the block."""
     handler = RoundCallbackHandler()
     token = _HANDLER.set(handler)
     try:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -17,14 +17,8 @@ from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
-from langchain_core.output_parsers import (
-    JsonOutputKeyToolsParser,
-    JsonOutputParser,
-    PydanticOutputParser,
-    PydanticToolsParser,
-)
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import (
     Runnable,
     RunnableGenerator,
@@ -35,35 +29,23 @@ from langchain_core.runnables import (
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import PrivateAttr, StrictBool
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from adafuse_llm import Engine, Request, StreamEvent
 from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyReader, ToolCall
-from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, Enforce, form_of, to_tool_choice
+from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.text.conversation import CALL_OPENS
 from langchain_adafuse._calls import CUT_KEY, ChatRoundChunk, ModelCall, ResponseChunks
 from langchain_adafuse._messages import ToolLike, as_function, openai_tool, to_tools, to_turns
-from langchain_adafuse._model import EnsembleModel, ModelFields
+from langchain_adafuse._model import EnsembleModel
 
 logger = logging.getLogger(__name__)
 
 WARNINGS_KEY = "adafuse_warnings"
 """Key in the ``response_metadata``, with what is wrong with a reply and its calls."""
-
-
-class ChatFields(ModelFields, total=False):
-    """The keyword arguments of `ChatAdaFuse`, for type checkers."""
-
-    enforce: Enforce
-    tool_choice: str | bool | dict[str, Any] | None
-    parallel_tool_calls: bool | None
-    rate_limiter: BaseRateLimiter | None
-    disable_streaming: bool | Literal["tool_calling"]
-    output_version: str | None
-    profile: ModelProfile | None
 
 
 Schema = dict[str, Any] | type
@@ -78,29 +60,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         chat = ChatAdaFuse(members=["Qwen/Qwen2.5-7B-Instruct", "google/gemma-2-9b-it"])
         chat.invoke("Who founded the mill?").content
 
-    Creating a model loads nothing. The first call, or `warmup`, loads the members. Each member
-    reads the messages in the format of its own chat template, without images and other blocks that
-    are not text. A stream has one chunk per committed span, and at its end one with the metadata.
-
-    In ``response_metadata``, ``adafuse_summary`` summarizes the rounds, ``usage_by_member`` has the
-    token counts and forward passes of each member, and ``adafuse_warnings`` says why a call is not
-    valid. ``usage_metadata`` counts the tokens of the member with the most. In
-    ``additional_kwargs``, ``reasoning_content`` has the reasoning between ``<think>`` and
-    ``</think>``, and with ``round_detail="full"``, ``adafuse_rounds`` a record of each round.
-
-    The system message describes tools and schemas to the members. With the extra
-    ``adafuse-llm[grammar]``, they also constrain decoding (see `enforce`).
-
-    Raises:
-        ContextOverflowError: the messages do not fit a member's context window. In this case,
-            nothing is decoded.
-        RequestTimeoutError: the call takes longer than `timeout` seconds.
-        MemberError: a member fails; the message names the member.
+    The first call, or `warmup`, loads the members. Each of them reads the messages in the format of
+    its own chat template. The system message describes tools and schemas. A stream has one chunk
+    per committed span, and at its end one with the metadata. Reasoning is in the
+    ``additional_kwargs``, as ``reasoning_content``.
     """
 
-    if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
-
-        def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
+    def __init__(self, **fields: Any) -> None:  # else type checkers derive one without options
+        super().__init__(**fields)
 
     enforce: Literal["auto"] | StrictBool = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"``: if the extra
@@ -148,14 +115,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         """Return the model with tools that it can call.
 
         Args:
-            tools: functions, pydantic classes, TypedDicts, instances of `BaseTool`, or schemas.
+            tools: tools in any form that LangChain accepts.
             tool_choice: ``"auto"`` to let the members decide, the default unless the model has a
                 choice; ``"none"`` or False to omit the tools; ``"any"``, ``"required"`` or True to
                 request a call of any tool; or the name of a tool, or a dict with its name, to
                 request exactly one call of that tool.
             strict: whether the tools' schemas forbid additional arguments.
-            **kwargs: passed to every call. With ``parallel_tool_calls=False``, the reply has at
-                most one call.
+            **kwargs: passed to every call, such as ``parallel_tool_calls=False``.
 
         Raises:
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
@@ -176,9 +142,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     ) -> Runnable[LanguageModelInput, Any]:
         """Return a runnable whose output fits a schema, which constrains decoding (see `enforce`).
 
-        Where it does not, LangChain's ``with_retry`` asks again if a reply does not fit. A stream
-        of plain data yields what is written so far, again and again; an instance of a class comes
-        once, when the reply is finished.
+        A stream of plain data yields what is written so far, again and again; an instance of a
+        class comes once, when the reply is finished.
 
         Args:
             schema: a pydantic class, of which the output is an instance, a TypedDict, or a JSON
@@ -192,10 +157,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             **kwargs: passed to every call.
 
         Raises:
-            InvalidInputError: `schema` is missing, `method` is unknown, or the schema is not that
-                of an object, which the arguments of a tool are.
-            OutputParserException: the reply is cut off or does not fit the schema. The arguments of
-                a tool that do not fit a class are a `ValidationError` of pydantic.
+            InvalidInputError: the schema or the method cannot be used.
+            OutputParserException: the reply is cut off or does not fit the schema.
         """
         if method not in ("json_schema", "function_calling", "json_mode"):
             raise InvalidOptionError(
@@ -209,11 +172,12 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         tool = openai_tool(as_function(schema) if isinstance(schema, dict) else schema, strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
         asked = {"kwargs": {"method": method, "strict": strict}, "schema": tool}
-        is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
-        pydantic_class: Any = schema if is_class else None
+        parser: Runnable[Any, Any] = JsonOutputParser()
+        if isinstance(schema, type) and is_basemodel_subclass(schema):
+            of_class: PydanticOutputParser[Any] = PydanticOutputParser(pydantic_object=schema)
+            parser = RunnableLambda(partial(_instance, parser=of_class))
 
         # a model that is asked for it, and the parser of its replies
-        parser: Runnable[Any, Any]
         if method == "function_calling":
             is_value = {"enum", "const"} & json_schema.keys()
             if is_value or "object" not in json_schema.get("type", "object"):
@@ -224,21 +188,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             bound = self.bind_tools(
                 [tool], tool_choice=name, ls_structured_output_format=asked, **kwargs
             )
-            parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
-            if pydantic_class:
-                parser = PydanticToolsParser(tools=[pydantic_class], first_tool_only=True)
-                parser = RunnableLambda(partial(_instance, kind=pydantic_class, parser=parser))
-            parser = RunnableLambda(partial(_called, name=name)) | parser
+            parser = RunnableLambda(partial(_arguments, name=name)) | parser
         else:
             form: dict[str, Any] = {"type": "json_object"}
             if method == "json_schema":
                 form = {"type": "json_schema", "json_schema": {"name": name, "schema": json_schema}}
             bound = self.bind(response_format=form, ls_structured_output_format=asked, **kwargs)
-            parser = RunnableGenerator(_whole, _awhole) | JsonOutputParser()
-            if pydantic_class:  # the parser would also return instances of parts of the text
-                parser = PydanticOutputParser(pydantic_object=pydantic_class)
-                parser = RunnableLambda(partial(_instance, kind=pydantic_class, parser=parser))
-                parser = RunnableLambda(_check_whole) | parser
+            parser = RunnableGenerator(_whole, _awhole) | parser
         if not include_raw:
             return bound | parser
         parsed = RunnablePassthrough.assign(
@@ -250,7 +206,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     # Decoding ---------------------------------------------------------------------------------
 
-    def _result(self, _call: ModelCall[ChatRoundChunk], generations: list[Any]) -> ChatResult:
+    def _result(self, _call: ModelCall, generations: list[Any]) -> ChatResult:
         return ChatResult(generations=generations)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
@@ -260,7 +216,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     def _call(
         self, given: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> ModelCall[ChatRoundChunk]:
+    ) -> ModelCall:
         options = {name: keywords[name] for name in keywords if name not in FORM_KEYWORDS}
         model = self._for_call(stop, options)
         turns, omitted = to_turns(given)
@@ -328,7 +284,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
 
 @dataclass
-class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
+class ChatResponseChunks(ResponseChunks):
     """A reply with text, reasoning and tool calls."""
 
     _calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
@@ -412,25 +368,24 @@ async def _awhole(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage
         yield _check_whole(message)
 
 
-def _instance(message: AIMessage, kind: Any, parser: Runnable[Any, Any]) -> Any:
-    """Return the instance of a class in a reply or its call.
+def _instance(message: AIMessage, parser: PydanticOutputParser[Any]) -> Any:
+    """Return the instance of a class in a reply.
 
     It is read from JSON first, because a strict class takes a date or an enum only from there. Else
     LangChain's parser reads the reply.
     """
-    calls = message.tool_calls
-    written = json.dumps(calls[0]["args"]) if calls else message.text
     try:
-        return kind.model_validate_json(written)
+        return parser.pydantic_object.model_validate_json(message.text)
     except (AttributeError, ValueError):  # a class of pydantic 1; text around the object
         return parser.invoke(message)
 
 
-def _called(message: AIMessage, name: str) -> AIMessage:
-    if not any(call["name"] == name for call in message.tool_calls):
-        reason = "; ".join(message.response_metadata.get(WARNINGS_KEY, ()))
-        raise OutputParserException(
-            f"there is no valid call of the tool {name}. {reason}".rstrip(". "),
-            llm_output=message.text,
-        )
-    return message
+def _arguments(message: AIMessage, name: str) -> AIMessage:
+    """Return a message with the arguments of the first call of a tool as its text."""
+    for call in message.tool_calls:
+        if call["name"] == name:
+            return AIMessage(json.dumps(call["args"]))
+    reason = "; ".join(message.response_metadata.get(WARNINGS_KEY, ()))
+    raise OutputParserException(
+        f"there is no valid call of the tool {name}. {reason}".rstrip(". "), llm_output=message.text
+    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.callbacks import Callbacks
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, LLMResult
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from adafuse_llm import Request, StreamEvent
 from langchain_adafuse._calls import ROUNDS_KEY, ModelCall, ResponseChunks, RoundChunk
-from langchain_adafuse._model import EnsembleModel, ModelFields
+from langchain_adafuse._model import EnsembleModel
 
 RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
 """Keywords of `BaseLLM.generate` that describe the run."""
@@ -29,22 +29,12 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `
         for text in llm.stream("The capital of France is"):
             print(text, end="")
 
-    Creating a model loads nothing. The first call, or `warmup`, loads the members. A stream has one
-    chunk per committed span. In ``generation_info``, ``adafuse_summary`` summarizes the rounds, and
-    with ``round_detail="full"``, ``adafuse_rounds`` has a record of each round. The prompts of a
-    `batch` share forward passes and one LangChain run, so each record has the number of its
-    ``prompt``.
-
-    Raises:
-        ContextOverflowError: a prompt does not fit a member's context window. In this case,
-            nothing is decoded.
-        RequestTimeoutError: the call takes longer than `timeout` seconds.
-        MemberError: a member fails; the message names the member.
+    The first call, or `warmup`, loads the members. A stream has one chunk per committed span. The
+    metadata is in the ``generation_info`` of a response and of a stream's last chunk.
     """
 
-    if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
-
-        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
+    def __init__(self, **fields: Any) -> None:  # else type checkers derive one without options
+        super().__init__(**fields)
 
     @property
     def _llm_type(self) -> str:
@@ -80,18 +70,18 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `
 
     def _call(
         self, given: str | list[str], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> ModelCall[RoundChunk]:
+    ) -> ModelCall:
         prompts = [given] if isinstance(given, str) else given
         requests = [Request(prompt=prompt) for prompt in prompts]
         return ModelCall(self._for_call(stop, keywords), requests, TextResponseChunks)
 
-    def _result(self, call: ModelCall[RoundChunk], generations: list[Any]) -> LLMResult:
+    def _result(self, call: ModelCall, generations: list[Any]) -> LLMResult:
         n = call.config.n
         starts = range(0, len(generations), n)
         return LLMResult(generations=[generations[start : start + n] for start in starts])
 
 
-class TextResponseChunks(ResponseChunks[RoundChunk]):
+class TextResponseChunks(ResponseChunks):
     """A response with its metadata in its last chunk."""
 
     def read(self, event: StreamEvent) -> list[RoundChunk]:

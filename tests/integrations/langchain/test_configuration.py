@@ -44,6 +44,8 @@ def test_other_names_of_options_are_fields(kind, obliging):
     model = kind(engine=obliging, num_predict=5)
     model.max_tokens = 2
     assert model.max_new_tokens == model.max_completion_tokens == 2
+    copied = model.model_copy(update={"max_tokens": 3, "stop": "x"})
+    assert (copied.max_new_tokens, copied.stop) == (3, ("x",))
     assert kind(engine=obliging, model="quill+ink").model_name == "ink+quill"
 
 
@@ -57,11 +59,6 @@ def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
         agent.invoke({"messages": "Hi"})["messages"][-1],
     ):
         assert reply.response_metadata["model_name"] == "quill"
-
-
-def test_a_copy_takes_options_under_all_their_names(kind, obliging):
-    copied = kind(engine=obliging).model_copy(update={"max_tokens": 2, "stop": "x"})
-    assert (copied.max_new_tokens, copied.stop) == (2, ("x",))
 
 
 def test_a_bound_choice_of_tools_stays_in_an_agent(chat):

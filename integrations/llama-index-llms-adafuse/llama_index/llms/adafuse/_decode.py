@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import LogProb
@@ -28,28 +27,11 @@ dispatcher = get_dispatcher(__name__)
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a response, or a whole one.
+Convert = Callable[[StreamEvent, AdaFuseRaw, list[list[LogProb]] | None], R]
+"""A function that turns an event, or the whole response as one event, into LlamaIndex's response.
+The lists of log-probabilities have the committed token first, then the other likeliest ones."""
 
-    Attributes:
-        delta: the new text.
-        raw: the rounds that produced it.
-        logprobs: if the request asks for log-probabilities, those of the reported member. There is
-            one list for each token: the committed token, then the other likeliest ones.
-        reply_prefix: text with which the members' chat templates began the response.
-        generation: the whole response, in its last piece.
-    """
-
-    delta: str
-    raw: AdaFuseRaw
-    logprobs: list[list[LogProb]] | None
-    reply_prefix: str
-    generation: Generation | None
-
-
-Prepared = tuple[Engine, Request, Callable[[Chunk], R]]
-"""An engine, a request, and what turns the chunks of the response into LlamaIndex's."""
+Prepared = tuple[Engine, Request, Convert[R]]
 
 
 class Decode(Generic[R]):
@@ -88,13 +70,13 @@ class Decode(Generic[R]):
         """
         events = self._events(streams=True)
         next(events)
-        return (self._part(event) for event in events if event)
+        return (self._converted(event, [event.round]) for event in events if event)
 
     async def astream(self) -> AsyncGenerator[R, None]:
         """Return the parts of the response without blocking the event loop."""
         events = self._aevents(streams=True)
         await anext(events)
-        return (self._part(event) async for event in events if event)
+        return (self._converted(event, [event.round]) async for event in events if event)
 
     def _events(self, *, streams: bool = False) -> Generator[StreamEvent | None, None, None]:
         """Yield None as soon as the request is accepted, then the events of its responses."""
@@ -145,25 +127,21 @@ class Decode(Generic[R]):
             raise
         dispatcher.span_exit(**span, result=self._generation())
 
-    def _part(self, event: StreamEvent) -> R:
-        rounds = () if event.round is None else (event.round,)
-        return self._converted(event.text, rounds, event.reply_prefix, event.generation)
-
     def _whole(self) -> R:
         whole = self._generation()
-        return self._converted(whole.text, whole.rounds, whole.reply_prefix, whole)
+        begun = whole.reply_prefix
+        event = StreamEvent(text=whole.text, round=None, generation=whole, reply_prefix=begun)
+        return self._converted(event, whole.rounds)
 
     def _generation(self) -> Generation:
         return with_alternatives([self._done[number] for number in sorted(self._done)])
 
-    def _converted(
-        self, text: str, rounds: tuple[Round, ...], prefix: str, whole: Generation | None
-    ) -> R:
-        lists = None
+    def _converted(self, event: StreamEvent, played: Iterable[Round | None]) -> R:
+        rounds, lists = tuple(filter(None, played)), None
         if self._config.counted_logprobs is not None:
             lists = []
             for token in openai_logprobs(rounds)["content"]:
                 top = token.pop("top_logprobs")
                 others = [other for other in top if other != token]
                 lists.append([LogProb(**entry) for entry in (token, *others)])
-        return self._convert(Chunk(text, AdaFuseRaw.of(rounds, whole), lists, prefix, whole))
+        return self._convert(event, AdaFuseRaw.of(rounds, event.generation), lists)

@@ -13,6 +13,7 @@ from llama_index.core.base.llms.types import (
     ChatResponse,
     CompletionResponse,
     ContentBlock,
+    LogProb,
     MessageRole,
     TextBlock,
     ThinkingBlock,
@@ -20,12 +21,9 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.output_parsers import PydanticOutputParser
-from llama_index.core.program.utils import process_streaming_objects
-from llama_index.core.tools import BaseTool
-from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
-from adafuse_llm import MalformedReplyError
+from adafuse_llm import MalformedReplyError, StreamEvent
 from adafuse_llm.adapters.reply import CUT, ReplyDelta, ToolCall, cut_off
 from adafuse_llm.adapters.reply_form import ReplyForm
 
@@ -37,19 +35,12 @@ WARNINGS_KEY = "adafuse_warnings"
 """Key in the ``additional_kwargs`` of responses, with what is wrong with the calls of a reply."""
 
 
-def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
-    """Describe a tool in the form of OpenAI, under the name by which core finds it again."""
-    described = tool.metadata.to_openai_tool(skip_length_check=True)
-    described["function"]["name"] = tool.metadata.get_name()
-    return described
-
-
 class Reply:
-    """A converter from the chunks of a reply to responses with text, reasoning and tool calls.
+    """A converter from the events of a reply to responses with text, reasoning and tool calls.
 
     The text excludes reasoning and calls. A malformed call stays in the text, and the warnings in
     ``additional_kwargs`` say why; one that a limit cut off is left out. If `is_step`, the reply is
-    a step of a ReAct agent. Without a form, the chunks continue a prompt, and all are text.
+    a step of a ReAct agent. Without a form, the events continue a prompt, and all are text.
     """
 
     def __init__(self, form: ReplyForm | None, *, is_step: bool = False) -> None:
@@ -59,12 +50,13 @@ class Reply:
         self._thinking = ""
         self._calls: list[ToolCallBlock] = []
 
-    def take(self, chunk: Chunk) -> ChatResponse:
-        """Return the response after one more chunk. It has the calls that are whole."""
-        reason = chunk.raw.finish_reason
-        added = ReplyDelta(content=chunk.delta)
+    def take(
+        self, event: StreamEvent, raw: AdaFuseRaw, logprobs: list[list[LogProb]] | None
+    ) -> ChatResponse:
+        """Return the response after one more event. It has the calls that are whole."""
+        added = ReplyDelta(content=event.text)
         if self._reader is not None:
-            added = self._reader.add(chunk.delta, chunk.reply_prefix, chunk.generation)
+            added = self._reader.add(event.text, event.reply_prefix, event.generation)
         for warning in added.warnings:
             logger.warning("%s", warning)
         for call in added.calls:
@@ -76,21 +68,21 @@ class Reply:
                 )
             )
         self._text += added.content
-        if self._is_step and reason in CUT:
+        if self._is_step and raw.finish_reason in CUT:
             self._text = _without_cut_input(self._text)
         self._thinking += added.reasoning
         extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}
         return ChatResponse(
             message=self._message(),
             delta=added.content,
-            raw=chunk.raw,
-            logprobs=chunk.logprobs,
+            raw=raw,
+            logprobs=logprobs,
             additional_kwargs={key: value for key, value in extras.items() if value},
         )
 
-    def take_completion(self, chunk: Chunk) -> CompletionResponse:
-        """Return the completion after one more chunk. Its text excludes reasoning."""
-        fields = dict(self.take(chunk))
+    def take_completion(self, *of_event: Any) -> CompletionResponse:
+        """Return the completion after one more event. Its text excludes reasoning."""
+        fields = dict(self.take(*of_event))
         return CompletionResponse(text=fields.pop("message").content or "", **fields)
 
     def _message(self) -> ChatMessage:
@@ -101,19 +93,6 @@ class Reply:
         # programs of core recognize calls by this entry
         extras = {"tool_calls": [_openai_call(call) for call in calls]} if calls else {}
         return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extras)
-
-
-class Partial:
-    """A converter from the responses of a stream to objects with what is known so far."""
-
-    def __init__(self, output_cls: type[BaseModel]) -> None:
-        self._output_cls = output_cls
-        self._last: Any = None
-
-    def take(self, response: ChatResponse) -> Any:
-        last = self._last and [self._last]
-        self._last = process_streaming_objects(response, self._output_cls, last)
-        return self._last
 
 
 def parsed(output_cls: type[Model], response: ChatResponse) -> Model:

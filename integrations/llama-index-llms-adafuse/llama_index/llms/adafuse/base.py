@@ -21,46 +21,30 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    field_serializer,
-)
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_serializer
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
+from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.adafuse._decode import Decode, Prepared
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
-from llama_index.llms.adafuse._replies import (
-    WARNINGS_KEY,
-    Model,
-    Partial,
-    Reply,
-    parsed,
-    reason_of,
-    to_openai_tool,
-)
-from typing_extensions import Unpack, override
+from llama_index.llms.adafuse._replies import WARNINGS_KEY, Model, Reply, parsed, reason_of
+from typing_extensions import override
 
 from adafuse_llm import Engine, MalformedReplyError, MemberSpec, Request
 from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.ensembles import Ensemble
 from adafuse_llm.adapters.model import EnsembleFields
-from adafuse_llm.adapters.options import ModelKeywords, check_option_names
+from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.adapters.reply import CUT
 from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, Enforce, ReplyForm, enforced, form_of
 from adafuse_llm.config import CONSTRAINTS, FREE_TOKENS, NO_LIMIT
 from adafuse_llm.text.conversation import check_tools
 
 if TYPE_CHECKING:
-    from llama_index.core.callbacks import CallbackManager
-    from llama_index.core.rate_limiter import BaseRateLimiter
     from llama_index.core.tools import BaseTool
-    from llama_index.core.types import BaseOutputParser
 
 T = TypeVar("T")
 Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
@@ -72,66 +56,32 @@ STEP = ("Action:", "Action Input:", "Observation")
 """Texts in every system message that describes the steps which LlamaIndex's agents can parse."""
 
 
-class LLMOptions(ModelKeywords, total=False):
-    """The keyword arguments of `AdaFuseLLM`, for type checkers."""
-
-    context_window: int | None
-    is_chat_model: bool | None
-    is_function_calling_model: bool | None
-    request_timeout: float | None
-    round_events: bool
-    enforce: Enforce
-    complete_as_chat: bool | None
-    system_prompt: str | None
-    messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
-    completion_to_prompt: Callable[[str], str] | None
-    query_wrapper_prompt: BasePromptTemplate | str | None
-    callback_manager: CallbackManager
-    output_parser: BaseOutputParser | None
-    pydantic_program_mode: PydanticProgramMode | str
-    rate_limiter: BaseRateLimiter | None
-
-
 class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The class `langchain_adafuse.AdaFuseLLM`, for LangChain, has the same name.
 
-    The members are loaded on first use. LLMs with the same members share one engine. An LLM is
-    thread-safe. A pickled LLM has its members' places and its options, but no weights.
+    The members are loaded on first use. An LLM is thread-safe. A pickled LLM has its members'
+    places and its options, but no weights.
 
     Args:
         members: folders, GGUF files, hub ids, or mappings of settings. For the three small models
             that ship with adafuse-llm, call `from_embedded`.
-        engine: an existing engine, such as a `RemoteEngine`, to use instead of `members` and the
-            options for loading them.
-        dtype, device_map, revision, trust_remote_code, runtime, strategy: as for
-            `AdaFuseEngine.from_pretrained`.
+        engine: an existing engine, such as a `RemoteEngine`, to use instead of `members`.
         context_window, is_chat_model, is_function_calling_model: values in `metadata` in place of
             the members' own. Core's agents and programs call tools only of function-calling models,
             so set the last one to use them with members whose calls cannot be enforced.
-        request_timeout: time limit of a call in seconds, excluding loading. A longer call raises
-            `RequestTimeoutError`. The keyword ``timeout`` of a call overrides it.
-        round_events: whether each round is an event of LlamaIndex's instrumentation. Set it to
-            False for tools that log a warning for each event which they do not know.
+        request_timeout: time limit of a call in seconds, excluding loading. The keyword ``timeout``
+            of a call overrides it.
+        round_events: whether each round is an event of LlamaIndex's instrumentation.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
-            ``"auto"``: yes, where the extra ``adafuse-llm[grammar]``, the members and the schema
-            allow it; otherwise the prompt requests the form, and a warning gives the reason. True:
-            an error instead of that warning. False: only the prompt requests the form.
+            ``"auto"``: where it is possible, and otherwise a warning gives the reason. True: an
+            error instead of that warning. False: only the prompt requests the form.
         complete_as_chat: whether completions send the prompt as a user message. Default: true if an
-            active member has a chat template and `completion_to_prompt` is not set. A call with
-            ``formatted=True`` always continues the prompt as it is.
-        **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
-            every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
-            `query_wrapper_prompt`, `callback_manager`, `output_parser`, `rate_limiter`. A
-            `pydantic_program_mode` has no effect, and a warning says so.
-
-    Raises:
-        InvalidInputError: both or neither of `members` and `engine` are given, or an option is
-            unknown or out of range.
+            active member has a chat template and `completion_to_prompt` is not set.
+        **kwargs: options of `AdaFuseConfig`, which each call can override, the fields of
+            `EnsembleFields`, and the arguments of every LlamaIndex LLM.
     """
-
-    model_config = ConfigDict(validate_assignment=True)
 
     context_window: int | None = Field(default=None, ge=1)
     is_chat_model: bool | None = None
@@ -141,17 +91,17 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     enforce: Enforce = "auto"
     complete_as_chat: bool | None = None
 
-    _shared = ("_passed_engine", "callback_manager", "rate_limiter")
-    _passed_engine: Engine | None = PrivateAttr(default=None)
+    _shared = ("_given_engine", "callback_manager", "rate_limiter")
+    _given_engine: Engine | None = PrivateAttr(default=None)
 
     def __init__(
-        self, members: Members = None, *, engine: Engine | None = None, **kwargs: Unpack[LLMOptions]
+        self, members: Members = None, *, engine: Engine | None = None, **kwargs: Any
     ) -> None:
         given = {key: value for key, value in kwargs.items() if value is not None}
         if isinstance(template := given.get("query_wrapper_prompt"), str):
             given["query_wrapper_prompt"] = PromptTemplate(template)
         super().__init__(members=members, engine=engine, **given)
-        self._passed_engine = engine
+        self._given_engine = engine
         if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
             self._warn_once("pydantic_program_mode has no effect: all objects are read from JSON")
         _ = self._names  # checks the options
@@ -169,9 +119,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def metadata(self) -> LLMMetadata:
         """Context window, output limit and abilities, from the members' files.
 
-        Reading them loads the members only if these files do not tell. ``is_chat_model`` is true if
-        an active member has a chat template, and ``is_function_calling_model`` if tool calls can be
-        enforced, too, unless the fields of these names are set.
+        Reading them loads the members only if these files do not tell.
         """
         limit, names = self._config.max_new_tokens, self._names
         is_chat = self.is_chat_model
@@ -221,13 +169,8 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the reply to a conversation.
 
-        Args:
-            messages: the conversation.
-            **kwargs: options of `AdaFuseConfig`, and ``tools``, ``tool_choice``,
-                ``parallel_tool_calls`` and ``response_format`` in the form of OpenAI.
-
-        Raises:
-            InvalidInputError: the messages, the tools or an option cannot be used.
+        The keywords are options of `AdaFuseConfig`, and ``tools``, ``tool_choice``,
+        ``parallel_tool_calls`` and ``response_format`` in the form of OpenAI.
         """
         return self._chat(messages, kwargs).result()
 
@@ -291,34 +234,30 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         return parsed(output_cls, await self.achat(messages, **_object(output_cls, llm_kwargs)))
 
     def _structured_stream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Generator[Any, None, None]:
         """Yield partial objects during decoding, then the complete and valid object."""
-        messages, partial = prompt.format_messages(llm=self, **prompt_args), Partial(output_cls)
+        messages = prompt.format_messages(llm=self, **prompt_args)
+        last: Any = None
         for chunk in self.stream_chat(messages, **_object(output_cls, llm_kwargs)):
             if not reason_of(chunk):
-                yield partial.take(chunk)
+                last = process_streaming_objects(chunk, output_cls, last and [last])
+                yield last
         yield parsed(output_cls, chunk)
 
     async def _structured_astream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> AsyncGenerator[Any, None]:
-        messages, partial = prompt.format_messages(llm=self, **prompt_args), Partial(output_cls)
+        messages = prompt.format_messages(llm=self, **prompt_args)
 
         async def objects() -> AsyncGenerator[Any, None]:
+            last: Any = None
             chunks = await self.astream_chat(messages, **_object(output_cls, llm_kwargs))
             async with aclosing(chunks) as stream:
                 async for chunk in stream:
                     if not reason_of(chunk):
-                        yield partial.take(chunk)
+                        last = process_streaming_objects(chunk, output_cls, last and [last])
+                        yield last
             yield parsed(output_cls, chunk)
 
         return objects()
@@ -340,12 +279,15 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         messages = list(chat_history or ())
         if user_msg:
             messages.append(ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg)
+        described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+        for tool, form in zip(tools, described, strict=True):
+            form["function"]["name"] = tool.metadata.get_name()  # by which core finds it again
         choice = kwargs.pop("tool_choice", None)
         if choice is None and tool_required:
             choice = "required"
         return {
             "messages": messages,
-            "tools": [to_openai_tool(tool) for tool in tools],
+            "tools": described,
             "tool_choice": choice,
             "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
@@ -456,10 +398,6 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     # Options and members ----------------------------------------------------------------------
 
     @property
-    def _given_engine(self) -> Engine | None:
-        return self._passed_engine
-
-    @property
     def _model_name(self) -> str:
         return "+".join(self.use or self._ensemble.names)
 
@@ -483,12 +421,12 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     # Copies and pickles -----------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._passed_engine is not None:
+        if self._given_engine is not None:
             raise TypeError(
                 "an LLM with a passed engine cannot be pickled, because pickles contain no "
                 "weights; create the LLM with members=[...], which the other process can load"
             )
-        self.__dict__.pop("_ensemble", None)
+        self.__dict__.pop("_ensemble", None)  # core makes the copy from the fields
         return super().__getstate__()
 
     @field_serializer("members")

@@ -22,13 +22,6 @@ class TokenUsage(BaseModel):
     total_tokens: int
     members: Usage
 
-    @classmethod
-    def of(cls, usage: Usage) -> TokenUsage:
-        counts: Any = {
-            name: n for name, n in openai_usage(usage).items() if name in cls.model_fields
-        }
-        return cls(members=usage, **counts)
-
 
 class AdaFuseRaw(BaseModel):
     """The ``raw`` field of a response or chunk. JSON-safe.
@@ -59,15 +52,12 @@ class AdaFuseRaw(BaseModel):
         """Return the field for some rounds, and for the whole response if it is complete."""
         if generation is None:
             return cls(rounds=rounds)
-        return cls(
-            rounds=rounds,
-            finish_reason=generation.finish_reason,
-            usage=TokenUsage.of(generation.usage),
-            summary=Summary.of(generation.rounds),
-            strategy=generation.strategy,
-            logprob=generation.logprob,
-            confidence=generation.confidence,
-            seed=generation.seed,
-            cut_by=generation.cut_by,
-            alternatives=generation.alternatives,
-        )
+        counts = openai_usage(generation.usage)
+        del counts["prompt_tokens_details"]
+        of_whole: Any = {
+            "rounds": rounds,
+            "usage": TokenUsage(**counts, members=generation.usage),
+            "summary": Summary.of(generation.rounds),
+        }
+        same = cls.model_fields.keys() - of_whole.keys()
+        return cls(**of_whole, **{name: getattr(generation, name) for name in same})
