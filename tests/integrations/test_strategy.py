@@ -7,6 +7,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import InvalidOptionError
+from adafuse_llm.adapters.ensembles import Ensemble
 from adafuse_llm.strategies import Mixture
 from langchain_adafuse import AdaFuseLLM as TextModel
 from langchain_adafuse import ChatAdaFuse
@@ -39,10 +40,8 @@ def test_a_strategy_is_checked_at_once_and_can_be_in_a_file(kind: Any, tmp_path:
 @pytest.mark.quick
 def test_a_strategy_without_grammars_enforces_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mixture, "options", frozenset())
-    plain, strategy = ChatAdaFuse.from_embedded(), ChatAdaFuse.from_embedded(strategy="mixture")
-    plain.unload()
-    for _ in range(2):
-        assert plain._ensemble.can_enforce()
-        assert not strategy._ensemble.can_enforce()
-        plain.warmup()
-    plain.unload()
+    plain, other = Ensemble("embedded"), Ensemble("embedded", strategy="mixture")
+    for prepare in (plain.unload, plain.engine):
+        prepare()
+        assert plain.can_enforce()
+        assert not other.can_enforce()

@@ -16,28 +16,16 @@ from adafuse_llm.embedded import member_paths
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.scripted import scripted_engine
 
-REPLIES = {
-    "words": "The lamp was lit,  and so  it was.\n\n- bread\n- salt",
-    "chinese": "中文没有空格。没有空格中文。",
-    "emoji": "Soup \U0001f600\U0001f600 and é tea \U0001f468‍\U0001f469‍\U0001f467.",
-}
-
+REPLY = "The lamp was lit,  and so  it was.\n\n- bread\n- soup \U0001f600"
 
 text = StrOutputParser().invoke
 
 
-@pytest.mark.parametrize(
-    ("kind", "reply", "stop"),
-    [
-        (AdaFuseLLM, "chinese", ["空格"]),
-        (ChatAdaFuse, "emoji", []),
-        (ChatAdaFuse, "words", [" lit"]),
-    ],
-)
-async def test_all_ways_give_the_text_of_the_engine(kind, reply, stop):
-    engine = scripted_engine(lambda _: REPLIES[reply])
+@pytest.mark.parametrize("stop", [[], [" so"]])
+async def test_all_ways_give_the_text_of_the_engine(kind, stop):
+    engine = scripted_engine(lambda _: REPLY)
     model = kind(engine=engine, stop=stop)
-    prompt: Any = f"Say {reply}.\nAnswer:"
+    prompt: Any = "Say it.\nAnswer:"
     messages = [{"role": "user", "content": prompt}]
     given: Any = {"prompt": prompt} if kind is AdaFuseLLM else {"messages": messages}
     pieces = [event.text for event in engine.stream(stop=stop, **given) if event.text]

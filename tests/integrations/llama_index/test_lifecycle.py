@@ -122,6 +122,14 @@ async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
     assert len(record.closed("AdaFuse.decode")) == 1
 
 
+def test_a_call_that_takes_too_long_ends():
+    with scripted_engine(lambda _: "A long story. " * 50) as engine:
+        llm = AdaFuseLLM(engine=engine, request_timeout=1e-6)
+        with pytest.raises(errors.RequestTimeoutError):
+            llm.complete("Go")
+        assert llm.chat([ChatMessage("Go")], timeout=60, max_tokens=2).message.content
+
+
 def settled(backend: Any) -> int:
     """Passes of a member, once no more are made."""
     while True:
@@ -140,7 +148,6 @@ def slow():
 @pytest.mark.parametrize(
     ("path", "closes"),
     [
-        ("astream_complete", True),
         ("astream_chat", True),
         ("stream_chat", True),
         ("stream_chat", False),

@@ -80,6 +80,14 @@ def test_log_probabilities_are_those_of_the_leading_member(engine):
     assert {*whole.raw.rounds[0].logprobs} == {"oak", "elm"}
 
 
+def test_a_text_counts_as_many_tokens_as_the_member_that_needs_the_most():
+    text = "The middle of the mill report"
+    with scripted_engine(lambda _: "Yes.") as engine:
+        sizes = {len(ids) for ids in engine.encode_text(text).values()}
+        assert len(sizes) == 2
+        assert len(AdaFuseLLM(engine=engine).tokenizer(text)) == max(sizes)
+
+
 def test_a_program_mode_has_no_effect_and_a_warning_says_so(engine, caplog):
     AdaFuseLLM(engine=engine, pydantic_program_mode="default")
     assert not caplog.messages

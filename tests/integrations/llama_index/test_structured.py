@@ -107,12 +107,6 @@ async def test_a_reply_that_is_no_object_of_the_class_is_an_error(llm, free, way
         assert len(record.named("LLMChatEndEvent")) == 1  # no other reply is requested
 
 
-def test_members_can_write_nothing_but_the_object(llm):
-    quick: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 4}
-    options = {**quick, "logit_bias": {"2": 50.0}}
-    assert llm.structured_predict(Even, PROMPT, name="unknown", llm_kwargs=options)
-
-
 @pytest.mark.parametrize("way", WAYS[2:])
 async def test_a_stream_shows_objects_that_grow(llm, way):
     objects = await shown(llm, way, "bare", max_words=1)
