@@ -41,7 +41,8 @@ class Turn(TypedDict, total=False):
     Attributes:
         role: ``system``, ``user``, ``assistant`` or ``tool`` (the result of a call), or another
             framework's name for one of these roles.
-        content: text, or a list of text parts.
+        content: text, or a list of parts. Of those without text, such as ``{"type": "image"}``,
+            members read a note, except in replies.
         name: name of the speaker. Members read only that of a user, before the content.
         tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are no
             JSON object, for example because the call was cut off, members read the call and its
@@ -72,7 +73,8 @@ def to_conversation(
 
     Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which only chat
     templates show that read it. `warn` is called with one sentence if members read calls or results
-    as text. The other arguments are those of `check_conversation`.
+    as text, and with one if parts have no text. The other arguments are those of
+    `check_conversation`.
 
     Raises:
         InvalidInputError: as `check_conversation`.
@@ -81,6 +83,9 @@ def to_conversation(
     messages = [_to_message(number, turn, calls) for number, turn in enumerate(turns)]
     if calls.odd:
         warn(f"the messages have {' and '.join(calls.odd)}. Members read them as text.")
+    if calls.unread:
+        kinds = ", ".join(sorted(calls.unread))
+        warn(f"members read only text, so other parts of messages are left out: {kinds}")
     return check_conversation(messages, tools, tool_choice, instructions=instructions)
 
 
@@ -93,12 +98,22 @@ class _Calls:
         text: the calls that members read as text.
         waiting: the calls of the last reply that have no result yet.
         odd: what members read as text, in words; only the keys count.
+        unread: the types of parts without text.
     """
 
     names: dict[str, Any] = field(default_factory=dict)
     text: set[str] = field(default_factory=set)
     waiting: list[str] = field(default_factory=list)
     odd: dict[str, None] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+
+    def texts(self, part: Any, role: str) -> list[Any]:
+        """Return a part of a message; a note if it has no text, but none in replies."""
+        if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
+            return [part]
+        kind = str(part.get("type"))
+        self.unread.add(kind)
+        return [] if role == "assistant" else [f"[{kind}, not shown]"]
 
     def add(self, call: Any) -> MessageCall | str:
         """Return a call; as members write it, if it has no name or no object of arguments."""
@@ -136,7 +151,10 @@ class _Calls:
 def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
     label = f"message {number}"
     role = check_role(turn.get("role"), label)
-    content = check_content(turn.get("content"), label)
+    content: Any = turn.get("content")
+    if isinstance(content, (list, tuple)):
+        content = [text for part in content for text in known.texts(part, role)]
+    content = check_content(content, label, role)
     reasoning = turn.get("reasoning")
     if role == "assistant" and reasoning is None:
         reasoning, content = split_reasoning(content)

@@ -109,9 +109,9 @@ class ReplyForm:
         has_result = False
         for turn in turns:
             role = turn.get("role")
-            if role == "user":
+            if role in ("user", "human"):
                 calls, has_result = [], False
-            has_result |= role == "tool"
+            has_result |= role in ("tool", "function")
             functions = [function_of(call) for call in turn.get("tool_calls") or ()]
             calls += [call_key(call.get("name"), call.get("arguments")) for call in functions]
         if not has_result:

@@ -42,7 +42,14 @@ from adafuse_llm.text.reasoning import REASONING_OPENS
 from adafuse_llm.text.words import check_text
 
 ROLES = ("system", "user", "assistant", "tool")
-_ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
+_ALIASES = {
+    "developer": "system",
+    "human": "user",
+    "ai": "assistant",
+    "chatbot": "assistant",
+    "model": "assistant",
+    "function": "tool",
+}
 
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
@@ -322,7 +329,8 @@ def _check_message(number: int, message: Any) -> Message:
             "models into 'content'."
         )
 
-    checked: Message = {"role": role, "content": check_content(message.get("content"), label)}
+    content = check_content(message.get("content"), label, role)
+    checked: Message = {"role": role, "content": content}
     for name, owner in _OWNERS.items():
         if message.get(name) and role != owner:
             raise InvalidInputError(
@@ -354,8 +362,12 @@ def check_role(role: Any, what: str) -> str:
     return known
 
 
-def check_content(content: Any, what: str) -> str:
-    """Return content as text: a text, a list of text parts, or None."""
+def check_content(content: Any, what: str, role: str = "") -> str:
+    """Return content as text: a text, a list of text parts, or None.
+
+    Parts are pieces of one text, which chat templates write without anything between them. Those of
+    a tool's result are values of their own, so each begins a line.
+    """
     if content is None:
         content = ""
     if isinstance(content, (list, tuple)):
@@ -365,7 +377,7 @@ def check_content(content: Any, what: str) -> str:
             raise InvalidInputError(
                 f"{what} has a content part that is not text; only text is allowed"
             )
-        content = "".join(texts)
+        content = ("\n" if role == "tool" else "").join(texts)
     if not isinstance(content, str):
         raise InvalidInputError(
             f"{what} has content of type {type(content).__name__}; only text is allowed"

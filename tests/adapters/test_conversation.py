@@ -54,6 +54,7 @@ def flat(*turns: Any) -> list[str]:
             {"role": "assistant", "content": "Write <think>a</think>."},
         ),
         ({"role": "user", "content": "<think>a</think>"}, None),
+        ({**USER, "content": ["a", {"text": "b"}]}, {"role": "user", "content": "ab"}),
     ],
 )
 def test_names_and_reasoning_of_turns(turn: Any, message: Any) -> None:
@@ -74,6 +75,20 @@ def test_a_call_and_its_result_without_an_id_belong_together() -> None:
     assert [each["id"] for each in read] == [each["tool_call_id"] for each in (*answers, last)]
     assert len({each["id"] for each in read}) == 3
     assert [each["arguments"] for each in read] == [{}] * 3
+
+
+def test_parts_of_a_result_are_lines_and_parts_without_text_are_notes_with_one_warning() -> None:
+    told: list[str] = []
+    picture, mixed = {"type": "image"}, {"type": "audio", "text": None}
+    turns: list[Any] = [
+        {**called({}), "content": ["I look.", picture]},
+        {**result(""), "content": ["3", picture]},
+        {**USER, "content": ["Go", mixed]},
+    ]
+    read = [each["content"] for each in to_conversation(turns, warn=told.append).messages]
+    assert read == ["I look.", "3\n[image, not shown]", "Go[audio, not shown]"]
+    (warning,) = told
+    assert warning.endswith(": audio, image")
 
 
 def test_a_result_whose_call_is_missing_is_read_as_text_with_one_warning() -> None:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
@@ -112,27 +111,3 @@ def counting_engine(words: int, **kind: Any) -> AdaFuseEngine:
     """Two members that count, one word a round; the second one is slow or fails as said."""
     members = [FakeBackend("oak", counting(words)), FakeBackend("elm", counting(words, **kind))]
     return AdaFuseEngine(members, AdaFuseConfig(max_words=1))
-
-
-@contextmanager
-def prompts_read(engine: AdaFuseEngine) -> Iterator[dict[str, list[list[int]]]]:
-    """Record the prompts that members evaluate, as tokens, by the member's name."""
-    trees: dict[tuple[str, int], Any] = {}  # keeps the trees, so that their ids stay unique
-    prompts: dict[str, list[list[int]]] = {name: [] for name in engine.members}
-
-    def spy(backend: Any) -> Any:
-        evaluate = backend.evaluate
-
-        def recorded(queries: Any) -> Any:
-            for query in queries:
-                if (backend.name, id(query.tree)) not in trees:
-                    trees[backend.name, id(query.tree)] = query.tree
-                    prompts[backend.name].append([*query.tree.ids])
-            return evaluate(queries)
-
-        return recorded
-
-    with pytest.MonkeyPatch.context() as patch:
-        for backend in engine.backends:
-            patch.setattr(backend, "evaluate", spy(backend))
-        yield prompts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -15,66 +15,42 @@ from adafuse_llm import Tool
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.text.conversation import check_tools
 
-ROLES = {"human": "user", "ai": "assistant"}
 UNREAD_BLOCKS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use")
 """Types of content blocks that repeat a call of the message, so they are omitted silently."""
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
-def to_turns(messages: Iterable[BaseMessage]) -> tuple[list[Turn], set[str]]:
-    """Convert messages to turns.
-
-    Returns:
-        The turns, and the types of content blocks that they omit, such as images. A note is in
-        their place, except in replies.
-    """
-    omitted: set[str] = set()
-    return [_to_turn(message, omitted) for message in messages], omitted
-
-
-def _to_turn(message: BaseMessage, omitted: set[str]) -> Turn:
+def to_turn(message: BaseMessage) -> Turn:
+    """Convert a message. The results of tools have JSON in blocks that LangChain does not know."""
     kind = message.type.removesuffix("MessageChunk").lower()
-    role = getattr(message, "role", None) or ROLES.get(kind, kind)
-    texts, reasoning, others = _read(message)
-    turn: Turn = {"role": role, "content": "".join(texts), "name": message.name}
-    omitted |= others
-    if isinstance(message, ToolMessage):
-        turn["content"] = "\n".join(texts)
-        turn["tool_call_id"] = message.tool_call_id
-    elif isinstance(message, AIMessage):
-        turn["reasoning"] = "\n\n".join(filter(None, reasoning)) or None
-        calls = [*message.tool_calls, *message.invalid_tool_calls]
-        turn["tool_calls"] = [
-            {"id": call["id"] or "", "name": call["name"], "arguments": call["args"] or {}}
-            for call in calls
-        ]
-    return turn
-
-
-def _read(message: BaseMessage) -> tuple[list[str], list[str], set[str]]:
-    """Return the texts of a message, its reasoning, and the types of its other content blocks.
-
-    The results of tools have JSON in blocks that LangChain does not know.
-    """
-    texts, reasoning, omitted = [], [], set()
+    parts: list[Any] = []
+    reasoning: list[str] = []
     for standard in message.content_blocks:
         block: dict[str, Any] = {**standard}
         if is_unknown := block["type"] == "non_standard":
             block = block["value"]
-        kind = str(block.get("type") or next(iter(block), "empty"))
+        block_type = str(block.get("type") or next(iter(block), "empty"))
         if isinstance(text := block.get("text", block.get("refusal")), str):
-            texts.append(text)
-        elif kind in ("reasoning", "thinking"):
-            reasoning.append(block.get(kind) or "")
+            parts += [text] if text else []
+        elif block_type in ("reasoning", "thinking"):
+            reasoning.append(block.get(block_type) or "")
         elif is_unknown and isinstance(message, ToolMessage):
             value = block.get("json", block)
-            texts.append(json.dumps(value, ensure_ascii=False, default=str))
-        elif kind not in UNREAD_BLOCKS:
-            omitted.add(kind)
-            if not isinstance(message, AIMessage):
-                texts.append(f"[{kind}, not shown]")
-    return texts, reasoning, omitted
+            parts.append(json.dumps(value, ensure_ascii=False, default=str))
+        elif block_type not in UNREAD_BLOCKS:
+            parts.append({"type": block_type})
+    role = getattr(message, "role", kind)
+    turn: Turn = {"role": role, "content": parts, "name": message.name}
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = message.tool_call_id
+    elif isinstance(message, AIMessage):
+        turn["reasoning"] = "\n\n".join(filter(None, reasoning)) or None
+        turn["tool_calls"] = [
+            {"id": call["id"] or "", "name": call["name"], "arguments": call["args"] or {}}
+            for call in (*message.tool_calls, *message.invalid_tool_calls)
+        ]
+    return turn
 
 
 def as_function(schema: dict[str, Any]) -> dict[str, Any]:

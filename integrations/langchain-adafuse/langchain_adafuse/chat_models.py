@@ -39,7 +39,7 @@ from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.text.conversation import CALL_OPENS
 from langchain_adafuse._calls import CUT_KEY, ChatRoundChunk, ModelCall, ResponseChunks
-from langchain_adafuse._messages import ToolLike, as_function, openai_tool, to_tools, to_turns
+from langchain_adafuse._messages import ToolLike, as_function, openai_tool, to_tools, to_turn
 from langchain_adafuse._model import EnsembleModel
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
         The messages can be any part of a conversation, in any order. Without text, they have none.
         """
-        turns, _ = to_turns(messages)
+        turns = [to_turn(message) for message in messages]
         described = to_tools(tools or ())
         if not described and not any(turn["content"] or turn.get("tool_calls") for turn in turns):
             return 0
@@ -219,12 +219,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     ) -> ModelCall:
         options = {name: keywords[name] for name in keywords if name not in FORM_KEYWORDS}
         model = self._for_call(stop, options)
-        turns, omitted = to_turns(given)
-        if omitted:
-            self._warn_once(
-                "the messages contain blocks that are not text, which members do not read: "
-                f"{', '.join(sorted(omitted))}"
-            )
+        turns = [to_turn(message) for message in given]
         form = None
         described: dict[str, Any] = {}
         if len(options) < len(keywords):

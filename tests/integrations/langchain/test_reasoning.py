@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, HumanMessage, HumanMessageChunk
 
 from adafuse_llm.adapters.conversation import to_conversation
 from langchain_adafuse import ChatAdaFuse
-from langchain_adafuse._messages import to_turns
+from langchain_adafuse._messages import to_turn
 from tests.support.thinkers import prompts, thinkers
 
 pytestmark = pytest.mark.quick
@@ -23,8 +23,8 @@ async def test_reasoning_that_the_template_opens_is_not_content() -> None:
     for message in (chat.invoke("The capital?"), streamed):
         assert message.content == "Paris."
         assert message.additional_kwargs["reasoning_content"] == "secret"
-        turns, _ = to_turns([HumanMessageChunk(content="?"), message, HumanMessage("Sure?")])
-        read, _ = prompts(engine, to_conversation(turns))
+        history = [HumanMessageChunk(content="?"), message, HumanMessage("Sure?")]
+        read, _ = prompts(engine, to_conversation(map(to_turn, history)))
         assert all("Paris." in text and "secret" not in text for text in read.values())
 
 
@@ -40,5 +40,5 @@ async def test_reasoning_that_the_template_opens_is_not_content() -> None:
 def test_reasoning_of_histories_is_kept_for_templates_that_read_it(
     message: AIMessage, reasoning: str
 ) -> None:
-    (turn,), omitted = to_turns([message])
-    assert (turn["content"], turn["reasoning"], omitted) == ("a", reasoning, set())
+    turn = to_turn(message)
+    assert (turn["content"], turn["reasoning"]) == (["a"], reasoning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -16,23 +16,6 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from adafuse_llm.adapters.conversation import Turn
 
-_ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
-
-
-def to_turns(messages: Sequence[ChatMessage], warn: Callable[[str], None]) -> list[Turn]:
-    """Convert messages to turns with a role, text and tool calls.
-
-    Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``.
-    `warn` is called with one sentence if blocks are left out that are not text, such as images. A
-    note is in their place, except in replies.
-    """
-    omitted: set[str] = set()
-    turns = [_turn(message, omitted) for message in messages]
-    if omitted:
-        names = ", ".join(sorted(omitted))
-        warn(f"members read only text, so other blocks are left out: {names}")
-    return turns
-
 
 def add_prompts(
     messages: Sequence[ChatMessage],
@@ -44,10 +27,8 @@ def add_prompts(
     if query_wrapper_prompt is not None:
         users = [n for n, message in enumerate(result) if message.role == "user"]
         for number in users[-1:]:
-            blocks = result[number].blocks
-            others = [block for block in blocks if not isinstance(block, TextBlock)]
             text = query_wrapper_prompt.format(query_str=result[number].content or "")
-            result[number] = ChatMessage(role="user", blocks=[*others, TextBlock(text=text)])
+            result[number] = _with_text(result[number], text)
     if not system_prompt:
         return result
     first = result[0] if result and result[0].role == "system" else None
@@ -55,14 +36,21 @@ def add_prompts(
         return [ChatMessage(role="system", content=system_prompt), *result]
     if first.content == system_prompt:  # `predict` already added it
         return result
-    before = TextBlock(text=f"{system_prompt}\n")
-    return [ChatMessage(role="system", blocks=[before, *first.blocks]), *result[1:]]
+    return [_with_text(first, f"{system_prompt}\n\n{first.content or ''}"), *result[1:]]
 
 
-def _turn(message: ChatMessage, omitted: set[str]) -> Turn:
-    role = _ROLES.get(message.role.value, message.role.value)
+def _with_text(message: ChatMessage, text: str) -> ChatMessage:
+    others = [block for block in message.blocks if not isinstance(block, TextBlock)]
+    return ChatMessage(role=message.role, blocks=[*others, TextBlock(text=text)])
+
+
+def to_turn(message: ChatMessage) -> Turn:
+    """Convert a message.
+
+    Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``.
+    """
     extras = message.additional_kwargs
-    texts: list[str] = []
+    parts: list[Any] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in message.blocks:
@@ -71,20 +59,16 @@ def _turn(message: ChatMessage, omitted: set[str]) -> Turn:
             calls.append({"id": call_id, "name": block.tool_name, "arguments": arguments})
         elif isinstance(block, ThinkingBlock):
             reasoning.append(block.content or "")
-        elif isinstance(block, CachePoint):
-            pass
         elif isinstance(block, TextBlock):
-            texts.append(block.text)
-        else:
-            omitted.add(type(block).__name__)
-            if role != "assistant":
-                texts.append(f"[{type(block).__name__}, not shown]")
+            parts.append(block.text)
+        elif not isinstance(block, CachePoint):
+            parts.append({"type": type(block).__name__})
     if not calls:  # LLMs of OpenAI's API may leave their own objects here
         others = extras.get("tool_calls") or ()
         calls = [call if isinstance(call, dict) else call.model_dump() for call in others]
     return Turn(
-        role=role,
-        content="\n".join(texts),
+        role=message.role.value,
+        content=parts,
         name=extras.get("name"),
         tool_calls=calls,
         tool_call_id=extras.get("tool_call_id"),

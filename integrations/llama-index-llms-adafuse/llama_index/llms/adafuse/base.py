@@ -29,7 +29,7 @@ from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.adafuse._decode import Decode, Prepared
-from llama_index.llms.adafuse._messages import add_prompts, to_turns
+from llama_index.llms.adafuse._messages import add_prompts, to_turn
 from llama_index.llms.adafuse._replies import WARNINGS_KEY, Model, Reply, parsed, reason_of
 from typing_extensions import override
 
@@ -355,7 +355,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         def prepare() -> Prepared[ChatResponse]:
             form = form_of(check_tools(keywords.get("tools") or ()), keywords)
             if self.enforce is not True:
-                form = form.after(to_turns(messages, lambda _: None))
+                form = form.after(map(to_turn, messages))
             overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
             timeout = overrides.pop("timeout", self.request_timeout)
             request = replace(self._messages(messages, overrides, form), timeout=timeout)
@@ -382,7 +382,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
         conversation = to_conversation(
-            to_turns(messages, self._warn_once),
+            map(to_turn, messages),
             tools=form.tools,
             tool_choice=form.choice,
             instructions=ReplyForm(schema=form.schema).instructions,
