@@ -104,12 +104,6 @@ def test_a_result_whose_call_is_missing_is_read_as_text_with_one_warning() -> No
     assert "results of calls that are missing" in told[0]
 
 
-def test_half_a_character_in_arguments_is_replaced() -> None:
-    turns: list[Any] = [called('{"a": "\\ud83d"}')]
-    (call,) = to_conversation(turns).messages[0]["tool_calls"]
-    assert call["arguments"] == {"a": "\ufffd"}
-
-
 # Calls whose arguments are no JSON ------------------------------------------------------------
 
 

@@ -35,8 +35,7 @@ class Checks(AdaFuseEngine):
         ({}, OBJECT, {}, False, {}),
         ({"regex": "a+"}, OBJECT, {}, True, {"regex": None, "json_schema": CLOSED}),
         ({"regex": "a+"}, OBJECT, {}, False, {"regex": None}),
-        ({}, NO_CALLS, {}, True, {}),
-        ({"regex": "a+"}, ReplyForm(), {}, True, {}),
+        ({"regex": "a+"}, NO_CALLS, {}, True, {}),
     ],
 )
 def test_the_options_that_enforce_a_form(

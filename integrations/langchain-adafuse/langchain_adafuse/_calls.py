@@ -195,7 +195,7 @@ def _for_whole(run: Any) -> Any:
     """Return a run without the handlers that pass chunks on to a user, who did not ask for them."""
     if run is None:
         return None
-    run = copy(run)
+    run = copy(run)  # LangChain knows these handlers by their method, too
     run.handlers = [each for each in run.handlers if not hasattr(each, "tap_output_iter")]
     return run
 

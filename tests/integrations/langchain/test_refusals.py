@@ -4,14 +4,11 @@ from typing import Any
 
 import pytest
 from langchain_core.exceptions import ContextOverflowError
-from langgraph.types import RetryPolicy
 
 from adafuse_llm import (
     ContextWindowError,
     InvalidInputError,
     InvalidOptionError,
-    MemberUnavailableError,
-    QueueFullError,
     RequestTimeoutError,
 )
 
@@ -89,8 +86,3 @@ async def test_prompts_that_are_too_long_and_calls_that_take_too_long(model):
         await model.ainvoke("Hi", **late)
     with pytest.raises(RequestTimeoutError):
         list(type(model)(engine=model.engine, **late).stream("Hi"))
-
-
-def test_graphs_try_again_after_errors_that_pass():
-    for error in (QueueFullError("full"), MemberUnavailableError("far", "it is away")):
-        assert RetryPolicy().retry_on(error)  # type: ignore[operator]
