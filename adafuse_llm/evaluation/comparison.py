@@ -139,20 +139,23 @@ def unseen(answers: int) -> float:
     return float(1 - 0.025 ** (1 / answers))
 
 
-def share(hits: int, total: int) -> Score:
-    """Return a share in percent with its exact 95 % interval (Clopper and Pearson)."""
-    low, high = _lowest_share(hits, total), 1 - _lowest_share(total - hits, total)
+def share(hits: int, total: int, tail: float = 0.025) -> Score:
+    """Return a share in percent with its exact interval (Clopper and Pearson).
+
+    `tail` is the probability with which each bound of the interval fails.
+    """
+    low, high = _lowest_share(hits, total, tail), 1 - _lowest_share(total - hits, total, tail)
     return Score(value=100 * hits / total, low=100 * low, high=100 * high)
 
 
-def _lowest_share(hits: int, total: int) -> float:
-    """Return the share of which `hits` or more are seen in 2.5 % of all cases, by bisection."""
+def _lowest_share(hits: int, total: int, tail: float) -> float:
+    """Return the share of which `hits` or more are seen with probability `tail`, by bisection."""
     counts, ways = np.arange(hits, total + 1), _log_ways(total)[hits:]
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
         p = (low + high) / 2
         seen = np.exp(ways + counts * math.log(p) + (total - counts) * math.log1p(-p)).sum()
-        low, high = (low, p) if seen > 0.025 else (p, high)
+        low, high = (low, p) if seen > tail else (p, high)
     return low
 
 

@@ -117,21 +117,29 @@ def calibrate(
 def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliability:
     """Measure what confidences are worth. There must be right and wrong answers."""
     sure, right = np.array(confidences, dtype=np.float64), np.array(rights, dtype=bool)
-    order = np.argsort(-sure, kind="stable")
-    groups = np.array_split(order, GROUPS)
+    return Reliability(
+        questions=len(sure),
+        area=area(sure, right),
+        error=calibration_error(sure, right),
+        curve=curve(sure, right),
+    )
+
+
+def calibration_error(sure: Array, right: NDArray[np.bool_]) -> float:
+    """Return the mean difference in points, as in `Reliability`."""
+    groups = np.array_split(np.argsort(-sure, kind="stable"), GROUPS)
     error = sum(len(group) * abs(sure[group].mean() - right[group].mean()) for group in groups)
-    curve = []
+    return 100 * float(error) / len(sure)
+
+
+def curve(sure: Array, right: NDArray[np.bool_]) -> tuple[Coverage, ...]:
+    """Return the accuracy of the surest answers, from a tenth to all."""
+    order, found = np.argsort(-sure, kind="stable"), []
     for answered in range(10, 101, 10):
         chosen = order[: math.ceil(len(order) * answered / 100)]
         surest = share(int(right[chosen].sum()), len(chosen))
-        lowest = float(sure[chosen[-1]])
-        curve.append(Coverage(answered=answered, confidence=lowest, right=surest))
-    return Reliability(
-        questions=len(order),
-        area=_area(sure, right),
-        error=100 * float(error) / len(order),
-        curve=tuple(curve),
-    )
+        found.append(Coverage(answered=answered, confidence=sure[chosen[-1]], right=surest))
+    return tuple(found)
 
 
 def fit(table: Array, right: NDArray[np.bool_]) -> Array:
@@ -164,15 +172,15 @@ def predicted(table: Array, coefficients: Array) -> Array:
     return confidences
 
 
-def _area(sure: Array, right: NDArray[np.bool_]) -> Score:
+def area(sure: Array, right: NDArray[np.bool_]) -> Score:
     """Return the area under the ROC curve with its 95 % interval (DeLong et al., 1988)."""
     difference = sure[right][:, None] - sure[~right][None, :]
     wins = (difference > 0) + 0.5 * (difference == 0)
-    area, sizes = float(wins.mean()), wins.shape
+    value, sizes = float(wins.mean()), wins.shape
     reach = 1.0
     if min(sizes) > 1:
         parts = [wins.mean(axis=axis).var(ddof=1) / sizes[1 - axis] for axis in (0, 1)]
         reach = 1.96 * math.sqrt(sum(parts))
     edge = unseen(min(sizes))  # where all pairs are in order, the variance is 0
-    low, high = min(area - reach, 1 - edge), max(area + reach, edge)
-    return Score(value=100 * area, low=100 * max(0.0, low), high=100 * min(1.0, high))
+    low, high = min(value - reach, 1 - edge), max(value + reach, edge)
+    return Score(value=100 * value, low=100 * max(0.0, low), high=100 * min(1.0, high))

@@ -1,0 +1,198 @@
+"""Fit decisions on labeled questions, and measure by cross-validation what they are worth.
+
+The scores of the options are the weighted mean of the members' log-probabilities, divided by a
+temperature, plus an intercept for each label; their softmax are the probabilities. The order of the
+options needs no intercept, because the log-probabilities are means over the orders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.evaluation.comparison import Score, share
+from adafuse_llm.evaluation.confidence import Array, Coverage, area, calibration_error, curve
+
+FEWEST, FEWEST_OF_A_LABEL, FOLDS = 50, 5, 10
+RIDGE = 1.0  # of squared coefficients, for log-probabilities with a standard deviation of 1
+WORTH = 1.92  # what a member must add to the log-likelihood: p < 0.05 in a likelihood-ratio test
+LEAST = 1e-3  # coefficient of a member that knows nothing
+STEPS = 50
+
+
+class DecisionFit(BaseModel):
+    """A fit on all questions, and what it is worth on questions that it was not fitted on.
+
+    Attributes:
+        weights: weight of each member, 0 for those that do not help. They sum to 1.
+        temperature: what the weighted mean of the log-probabilities is divided by.
+        intercepts: what is then added, by label. Empty if there are no labels.
+        questions: number of questions.
+        alone: share of right answers of each member alone, fitted in the same way.
+        accuracy: share of right answers of all members together.
+        error: calibration error in points, as in `Reliability`.
+        area: of two labels, the area under the ROC curve of the first one.
+        curve: accuracy against coverage, from the surest tenth to all answers.
+        threshold: confidence from which on few enough answers are wrong, in 95 % of cases; or None.
+        coverage: share of the answers at or above the threshold, in percent.
+        beta: share of questions that all members alone get wrong, whatever chooses among them.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    weights: dict[str, float]
+    temperature: float
+    intercepts: dict[str, float]
+    questions: int
+    alone: dict[str, Score]
+    accuracy: Score
+    error: float
+    area: Score | None
+    curve: tuple[Coverage, ...]
+    threshold: float | None
+    coverage: float
+    beta: Score
+
+
+def fit_decisions(
+    members: Sequence[str],
+    logprobs: Sequence[Array],
+    rights: Sequence[int],
+    *,
+    labels: Sequence[str] = (),
+    groups: Sequence[int] | None = None,
+    most_wrong: float = 5.0,
+) -> DecisionFit:
+    """Fit decisions on labeled questions.
+
+    Args:
+        members: names of the members.
+        logprobs: the log-probabilities of each question, [members, options].
+        rights: index of the right option of each question.
+        labels: names of the options, if they are those of all questions and get intercepts.
+        groups: number of the state of each question; folds do not share states. Default: none do.
+        most_wrong: percentage of the answers at or above the threshold that may be wrong.
+
+    Raises:
+        InvalidInputError: there are too few questions.
+    """
+    right = np.array(rights, dtype=np.int64)
+    states = np.unique(range(len(right)) if groups is None else groups, return_inverse=True)[1]
+    size, counts = states.max(initial=-1) + 1, np.bincount(right, minlength=len(labels))
+    if len(right) < FEWEST or size < FOLDS or (labels and counts.min() < FEWEST_OF_A_LABEL):
+        raise InvalidInputError(
+            f"a fit needs {FEWEST} labeled questions about {FOLDS} states, and {FEWEST_OF_A_LABEL} "
+            f"for each label with an intercept; got {len(right)} of {size} states; by option: "
+            f"{', '.join(map(str, counts))}"
+        )
+    everyone = range(len(members))
+    table = _table(logprobs, len(labels))
+    fold = np.random.default_rng(1).permutation(size)[states] % FOLDS
+
+    def tested(allowed: Sequence[int]) -> Array:
+        found = np.zeros(table.shape[:2])
+        for number in range(FOLDS):
+            known = fold != number
+            coefficients = _best(table[known], right[known], allowed, len(members))
+            found[~known] = _softmax(table[~known] @ coefficients)
+        return found
+
+    hits = np.array([tested([each]).argmax(axis=1) == right for each in everyone])
+    probabilities = tested(everyone)
+    sure, is_right = probabilities.max(axis=1), probabilities.argmax(axis=1) == right
+    best = _best(table, right, everyone, len(members))
+    total = best[: len(members)].sum()
+    covered = _covered(sure, is_right, most_wrong)
+    return DecisionFit(
+        weights=dict(zip(members, (best[: len(members)] / total).tolist(), strict=True)),
+        temperature=float(1 / total),
+        intercepts=dict(zip(labels, best[len(members) :].tolist(), strict=True)),
+        questions=len(right),
+        alone={
+            name: share(int(own.sum()), own.size) for name, own in zip(members, hits, strict=True)
+        },
+        accuracy=share(int(is_right.sum()), len(right)),
+        error=calibration_error(sure, is_right),
+        area=area(probabilities[:, 0], right == 0) if len(labels) == 2 else None,
+        curve=curve(sure, is_right),
+        threshold=float(np.sort(sure)[-covered]) if covered else None,
+        coverage=100 * covered / len(right),
+        beta=share(int((~hits.any(axis=0)).sum()), len(right)),
+    )
+
+
+def flips(orders: Sequence[Array]) -> Score:
+    """Return the share of questions whose likeliest option changes with the order.
+
+    The log-probabilities of each question are [orders, options].
+    """
+    return share(sum(len({*each.argmax(axis=1).tolist()}) > 1 for each in orders), len(orders))
+
+
+def _table(logprobs: Sequence[Array], labels: int) -> Array:
+    """Return the factors of the coefficients, [questions, options, members + labels].
+
+    They are not numbers where a question has fewer options than others.
+    """
+    most = max(each.shape[1] for each in logprobs)
+    table = np.full((len(logprobs), most, len(logprobs[0]) + labels), np.nan)
+    for row, each in zip(table, logprobs, strict=True):
+        row[: each.shape[1], : len(each)] = (each - each.mean(axis=1, keepdims=True)).T
+        row[:, len(each) :] = np.eye(most, labels)
+    return table
+
+
+def _softmax(scores: Array) -> Array:
+    odds = np.nan_to_num(np.exp(scores - np.nanmax(scores, axis=1, keepdims=True)), nan=0.0)
+    fair: Array = odds / odds.sum(axis=1, keepdims=True)
+    return fair
+
+
+def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], members: int) -> Array:
+    """Return the best coefficients with which no allowed member has a negative one."""
+    found = []
+    for size in range(1, len(allowed) + 1):
+        for chosen in combinations(allowed, size):
+            coefficients, worth = _fit(table, right, [*chosen, *range(members, table.shape[2])])
+            own = coefficients[[*chosen]]
+            if size == 1:
+                coefficients[chosen[0]] = max(own[0], LEAST)
+            if size == 1 or own.min() > 0:
+                found.append((worth - WORTH * size, coefficients))
+    return max(found, key=lambda each: each[0])[1]
+
+
+def _fit(table: Array, right: NDArray[np.int64], columns: Sequence[int]) -> tuple[Array, float]:
+    """Maximize the penalized log-likelihood by Newton's method. Return all coefficients, and it."""
+    exists, questions = ~np.isnan(table[..., 0]), np.arange(len(right))
+    known = np.where(exists[..., None], table[..., columns], 0.0)
+    scale = np.maximum(known[exists].std(axis=0), 1e-6)
+    known /= scale
+    weights, step = np.zeros(len(columns)), np.ones(len(columns))
+    for _ in range(STEPS):
+        chance = _softmax(np.where(exists, known @ weights, np.nan))
+        worth = np.log(chance[questions, right]).sum() - RIDGE * (weights @ weights) / 2
+        if np.abs(step).max() < 1e-9:
+            break
+        mean = np.einsum("qo,qof->qf", chance, known)
+        slope = (known[questions, right] - mean).sum(axis=0) - RIDGE * weights
+        curvature = np.einsum("qo,qof,qog->fg", chance, known, known) - mean.T @ mean
+        step = np.linalg.solve(curvature + RIDGE * np.eye(len(columns)), slope)
+        weights += step
+    coefficients = np.zeros(table.shape[2])
+    coefficients[columns] = weights / scale
+    return coefficients, float(worth)
+
+
+def _covered(sure: Array, is_right: NDArray[np.bool_], most_wrong: float) -> int:
+    """Return how many of the surest answers to give. Each of ten bounds fails in 0.5 % of cases."""
+    wrong = np.cumsum(~is_right[np.argsort(-sure, kind="stable")])
+    sizes = [math.ceil(len(sure) * tenths / 10) for tenths in range(10, 0, -1)]
+    bounds = ((size, share(int(wrong[size - 1]), size, tail=0.005).high) for size in sizes)
+    return next((size for size, bound in bounds if bound <= most_wrong), 0)
