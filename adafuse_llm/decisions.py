@@ -196,16 +196,16 @@ def _answer(
     # of each member, the mean over the orders
     means, mass, warnings = {}, {}, []
     for member in weights:
-        rows = [_label_probabilities(member, order, scores) for order, scores in read]
-        if not all(all(row.values()) for row in rows):
+        rows = [label_logprobs(member, order, scores) for order, scores in read]
+        if any(-math.inf in row.values() for row in rows):
             texts = (text for _, scores in read for text in scores.texts)
             why = next((t.missing[member] for t in texts if member in t.missing), "")
             warnings.append(f"member {member!r} takes no part: {why}")
             continue
-        mass[member] = math.fsum(sum(row.values()) for row in rows) / len(rows)
+        mass[member] = math.fsum(math.exp(each) for row in rows for each in row.values())
+        mass[member] /= len(rows)
         means[member] = {
-            option: math.fsum(math.log(row[option]) for row in rows) / len(rows)
-            for option in read[0][0]
+            option: math.fsum(row[option] for row in rows) / len(rows) for option in read[0][0]
         }
     # of all that decide, the weighted mean
     least = max((weights[name] for name in means), default=0.0) if rule == "largest" else 0.0
@@ -237,14 +237,20 @@ def _labels(size: int) -> list[str]:
     return [*map(str, range(first, first + size))]
 
 
-def _label_probabilities(member: str, order: Sequence[str], scores: Scores) -> dict[str, float]:
-    """Return the probability of the label of each option, which is 0 if it cannot be read."""
+def label_logprobs(member: str, order: Sequence[str], scores: Scores) -> dict[str, float]:
+    """Return the log-probability of the label of each option, by option, for a member and an order.
+
+    It is negative infinity if the member cannot read the label.
+    """
     probabilities = [
         math.exp(-text.nll[member] * text.tokens[member]) if member in text.nll else 0.0
         for text in scores.texts
     ]
     pairs = zip(order, probabilities[::2], probabilities[1::2], strict=True)
-    return {option: bare + spaced for option, bare, spaced in pairs}
+    return {
+        option: math.log(bare + spaced) if bare + spaced else -math.inf
+        for option, bare, spaced in pairs
+    }
 
 
 def _normalized(logprobs: Mapping[str, float]) -> dict[str, float]:
