@@ -1,4 +1,4 @@
-"""The confidence of a response: the probability that it is right, after a calibration."""
+"""What turns the results of an ensemble into probabilities that can be trusted."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from statistics import fmean
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.results import Generation
 
-__all__ = ["Calibration", "features"]
+__all__ = ["Calibration", "DecisionCalibration", "features"]
 
 Coefficient = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 """A number with which no response has an infinite confidence."""
@@ -70,6 +70,48 @@ class Calibration(BaseModel):
         weights = (self.logprob, *self.members.values(), self.agreement, self.length)
         total = math.fsum(w * value for w, value in zip(weights, values, strict=True))
         return 0.5 + 0.5 * math.tanh(0.5 * (self.intercept + total))
+
+
+class DecisionCalibration(BaseModel):
+    """What turns the members' answers to typed questions into calibrated probabilities.
+
+    The log-probability of an option is the weighted mean of the members' log-probabilities, divided
+    by the temperature, plus the option's intercept. All options are then normalized. It is valid
+    for the same members, the default orders, and similar questions.
+
+    Attributes:
+        weights: weight of each member, 0 for those that do not help.
+        temperature: above 1, probabilities become more equal; below 1, less so.
+        intercepts: intercept by option, such as ``yes``. Others have 0.
+        threshold: lowest confidence at which an answer `is_sure`. None: no answer is marked.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: dict[str, Annotated[float, Field(ge=0, le=1e9)]]
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    intercepts: dict[str, Coefficient] = {}
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @field_validator("weights")
+    @classmethod
+    def _some_weight(cls, weights: dict[str, float]) -> dict[str, float]:
+        if not any(weights.values()):
+            raise ValueError("a weight must be above 0")
+        return weights
+
+    def check(self, members: Collection[str]) -> None:
+        """Check that the calibration is one of these members.
+
+        Raises:
+            InvalidOptionError: it is not.
+        """
+        if {*members} != {*self.weights}:
+            raise InvalidOptionError(
+                f"option 'decisions': it was fitted on answers of {', '.join(self.weights)}, not "
+                f"of {', '.join(members)}. Pass decisions=None (-o decisions=null on the command "
+                "line), or fit it again."
+            )
 
 
 def features(generation: Generation, members: Sequence[str]) -> tuple[float, ...] | None:

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.errors import PydanticUserError
 from typing_extensions import Unpack
 
-from adafuse_llm.calibration import Calibration
+from adafuse_llm.calibration import Calibration, DecisionCalibration
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.tree.sampling import derived_seed
 
@@ -200,6 +200,7 @@ class DecodeOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool
     calibration: Calibration | Mapping[str, Any] | None
+    decisions: DecisionCalibration | Mapping[str, Any] | None
 
 
 class AdaFuseConfig(Options):
@@ -305,6 +306,10 @@ class AdaFuseConfig(Options):
     """What turns a response into its `confidence`, the probability that it is right, as
     ``adafuse tune`` writes it into a configuration file. It must be of the members and the strategy
     that decode. If a call lets other members decode, its responses have no confidence."""
+    decisions: DecisionCalibration | None = None
+    """What turns the members' answers to typed questions into calibrated probabilities
+    (`Engine.decide`). It must be of the members that decode. It has no effect on calls with
+    ``use``, ``weights`` or ``orders``, and on responses."""
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         own = AdaFuseConfig.model_fields

@@ -28,12 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
+from adafuse_llm.calibration import DecisionCalibration
 from adafuse_llm.errors import DecodingError, InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.request import Request
 from adafuse_llm.results import Answer, Decision, Scores, total_usage
 from adafuse_llm.text.conversation import Conversation, check_conversation, plain_json, to_json
 
 if TYPE_CHECKING:
+    from adafuse_llm.config import AdaFuseConfig
     from adafuse_llm.interface import Engine
 
 MAX_QUESTIONS, MAX_OPTIONS = 400, 255
@@ -44,6 +46,9 @@ ALL_ORDERS = 4
 MIN_MASS = 0.1
 """Probability of all labels together below which an answer has a warning."""
 
+NOT_FITTED = ("use", "weights", "orders")
+"""Options of a call for which a calibration is not valid."""
+
 IMAGES = ("image", "image_url", "input_image")
 
 
@@ -53,6 +58,7 @@ class DecideOptions(TypedDict, total=False):
     orders: int | None
     use: str | Sequence[str] | None
     weights: Mapping[str, float] | Sequence[float] | None
+    decisions: DecisionCalibration | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
     timeout: float | None
     cancel: Event | None
@@ -134,16 +140,13 @@ def ask(
         raise InvalidOptionError(f"orders must be a whole number above 0, or None; got {most!r}")
     request = Request.of(options)
 
-    # the members, with their weights or sizes
     config = engine.config.override(request.options)
-    weights, rule = config.member_weights(engine.members), "weights"
-    if config.weights is None:
-        sizes = {info.name: float(info.parameters or 1) for info in engine.member_info}
-        weights, rule = {name: sizes[name] for name in weights}, "largest"
+    fit = config.decisions if all(given.get(name) is None for name in NOT_FITTED) else None
+    weights, rule = _member_weights(engine, config, fit)
 
     # the prompts: the state first, so that members read it once
     orders = {name: question.orders(most) for name, question in questions.items()}
-    options = {**request.options, "continue_final_message": True}
+    options = {**request.options, "decisions": None, "continue_final_message": True}
     requests = []
     for number, state in enumerate(states):
         what = f"state {number}" if len(states) > 1 else "the state"
@@ -162,7 +165,7 @@ def ask(
             own = scores[start : start + size]
             unread = iter(own)
             answers = {
-                name: _answer([(order, next(unread)) for order in every], weights, rule)
+                name: _answer([(order, next(unread)) for order in every], weights, rule, fit)
                 for name, every in orders.items()
             }
             usage = total_usage(own, len(own))
@@ -170,6 +173,20 @@ def ask(
         return decided
 
     return requests, decisions
+
+
+def _member_weights(
+    engine: Engine, config: AdaFuseConfig, fit: DecisionCalibration | None
+) -> tuple[dict[str, float], str]:
+    """Return the weight of every member, or its size, and the rule by which they count."""
+    weights = config.member_weights(engine.members)
+    if fit is not None:
+        fit.check(weights)
+        return {name: fit.weights[name] for name in weights}, "calibrated"
+    if config.weights is not None:
+        return weights, "weights"
+    sizes = {info.name: float(info.parameters or 1) for info in engine.member_info}
+    return {name: sizes[name] for name in weights}, "largest"
 
 
 def _state_text(state: Any, what: str) -> str:
@@ -191,7 +208,10 @@ def _state_text(state: Any, what: str) -> str:
 
 
 def _answer(
-    read: Sequence[tuple[list[str], Scores]], weights: Mapping[str, float], rule: str
+    read: Sequence[tuple[list[str], Scores]],
+    weights: Mapping[str, float],
+    rule: str,
+    fit: DecisionCalibration | None,
 ) -> Answer:
     # of each member, the mean over the orders
     means, mass, warnings = {}, {}, []
@@ -221,12 +241,22 @@ def _answer(
         for name, share in shares.items()
         if share and mass[name] < MIN_MASS
     ]
-    return Answer(
+    if fit is not None:
+        fused = {
+            option: value / fit.temperature + fit.intercepts.get(option, 0.0)
+            for option, value in fused.items()
+        }
+    answer = Answer(
         probabilities=_normalized(fused),
         members={member: _normalized(own) for member, own in means.items()},
         mass=mass,
         warnings=tuple(warnings),
     )
+    if fit is None or fit.threshold is None:
+        return answer
+    is_whole = all(name in means for name, weight in weights.items() if weight)
+    is_sure = is_whole and answer.confidence >= fit.threshold
+    return answer.model_copy(update={"is_sure": is_sure})
 
 
 def _labels(size: int) -> list[str]:

@@ -126,9 +126,11 @@ class AdaFuseEngine(Engine):
         self.strategy = self._find(strategy)
         refuse_unused_options(self.strategy, self.config)
         active = self._active_backends(self.config)
+        names = [backend.name for backend, _ in active]
         if self.config.calibration is not None:
-            names = [backend.name for backend, _ in active]
             self.config.calibration.check(self.strategy.name, names)
+        if self.config.decisions is not None:
+            self.config.decisions.check(names)
 
         self._encoder = Encoder(self.members)
         self.runtime = runtime or RuntimeConfig()

@@ -334,7 +334,7 @@ class Chosen(_Result):
 
 
 class Answer(_Result):
-    """The answer to a question about a state. Without a fit, its probabilities only rank answers.
+    """The answer to a question about a state. Without a calibration, its probabilities only rank.
 
     Attributes:
         probabilities: probability of each option among the options; of levels, in their order.
@@ -342,12 +342,15 @@ class Answer(_Result):
         mass: share of the labels in the probability of all tokens, by member: the mean over the
             orders. With a low share, the member would rather write something else.
         warnings: which members take no part, and which of those that decide have little mass.
+        is_sure: whether all members with a weight take part, and the confidence is at least the
+            threshold of the calibration. None without a threshold.
     """
 
     probabilities: dict[str, float]
     members: dict[str, dict[str, float]]
     mass: dict[str, float]
     warnings: tuple[str, ...] = ()
+    is_sure: bool | None = None
 
     @property
     def choice(self) -> str:
@@ -356,7 +359,7 @@ class Answer(_Result):
 
     @property
     def confidence(self) -> float:
-        """The probability of the likeliest option."""
+        """The probability of the likeliest option; calibrated, the probability that it is right."""
         return self.probabilities[self.choice]
 
     @property
@@ -377,7 +380,8 @@ class Decision(_Result, Mapping[str, Answer]):
         answers: the answers by name.
         usage: the cost of all prompts, one for every question and order of its options.
         strategy: ``"weights"`` for the weighted mean of the members' log-probabilities;
-            ``"largest"`` for that of the members with the most parameters, as far as known.
+            ``"calibrated"`` for that of a calibration (the option `decisions`); ``"largest"`` for
+            that of the members with the most parameters, as far as known.
     """
 
     answers: dict[str, Answer]

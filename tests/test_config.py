@@ -88,7 +88,8 @@ def test_options_are_frozen_and_changed_by_copy() -> None:
 def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
     from tests.reference import Options
 
-    assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use", "calibration"})
+    without = {"use", "calibration", "decisions"}
+    assert vars(Options()) == AdaFuseConfig().model_dump(exclude=without)
 
 
 def test_values_in_errors_are_short() -> None:

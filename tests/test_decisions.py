@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adafuse_llm import (
+    AdaFuseConfig,
     AdaFuseEngine,
     Choice,
     ContextWindowError,
     Decision,
     DecodingError,
     InvalidInputError,
+    InvalidOptionError,
     Predicate,
     RemoteEngine,
     Score,
@@ -144,10 +146,52 @@ def test_the_members_with_the_most_parameters_answer_unless_there_are_weights() 
     assert engine.decide(STATE, question)["q"] == equal["q"]
 
 
+def test_a_calibration_fuses_the_members_and_marks_answers_that_are_not_sure() -> None:
+    members = [knowing("oak", {"yes": 3.0, "no": 1.0}), knowing("elm", {"yes": 1.0, "no": 4.0})]
+    fit = {"weights": {"oak": 3, "elm": 1}, "temperature": 2, "intercepts": {"yes": 0.5}}
+    question = {"q": Predicate("Late?"), "pet": Choice("Which?", ["yes", "cat"])}
+
+    def decided(threshold: float | None, **options: Any) -> Decision:
+        config = AdaFuseConfig(decisions={**fit, "threshold": threshold})
+        return AdaFuseEngine(members, config).decide(STATE, question, **options)
+
+    decision = decided(None)
+    odds = (3**0.75 * 0.25**0.25) ** (1 / 2) * math.exp(0.5)
+    assert decision["q"].probability == pytest.approx(odds / (1 + odds))
+    assert decision["q"].members["elm"] == pytest.approx({"yes": 0.2, "no": 0.8})
+    assert (decision.strategy, decision["q"].is_sure) == ("calibrated", None)
+    sure = decision["q"].confidence
+    assert [decided(threshold)["q"].is_sure for threshold in (sure, sure + 1e-9)] == [True, False]
+    for option in (
+        {"use": ["oak", "elm"]},
+        {"weights": [3, 1]},
+        {"orders": 2},
+        {"decisions": None},
+    ):
+        other = decided(0.0, **option)
+        assert (other.strategy != "calibrated", other["q"].is_sure) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": {"oak": 1}}, "fitted on answers of oak, not of oak, elm. Pass decisions=None"),
+        ({"weights": {"oak": 0, "elm": 0}}, "a weight must be above 0"),
+        ({"temperature": 0}, "'decisions': input should be greater than or equal to 0.001"),
+    ],
+)
+def test_a_calibration_that_fits_nothing_is_refused(change: Any, message: str) -> None:
+    fit = {"weights": {"oak": 1, "elm": 1}, **change}
+    with pytest.raises(InvalidOptionError, match=message):
+        AdaFuseEngine([moody("oak"), moody("elm")], AdaFuseConfig(decisions=fit))
+
+
 def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
     lossy, other = models.LOSSY  # the first member's tokenizer does not know the letter B
-    answer = models.engine(lossy, other).decide(STATE, {"q": Predicate("Is it late?")})["q"]
-    assert [*answer.members] == [other.name]
+    fit = {"weights": {lossy.name: 1, other.name: 1}, "threshold": 0}
+    question = {"q": Predicate("Is it late?")}
+    answer = models.engine(lossy, other).decide(STATE, question, decisions=fit)["q"]
+    assert ([*answer.members], answer.is_sure) == ([other.name], False)
     assert f"member {lossy.name!r} takes no part: its tokenizer cannot write" in answer.warnings[0]
     with pytest.raises(DecodingError, match=r"no member can answer .* takes no part"):
         models.engine(lossy, other).decide(STATE, {"q": Predicate("Late?")}, use=lossy.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from adafuse_llm.calibration import Calibration
+from adafuse_llm.calibration import Calibration, DecisionCalibration
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions, advice
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.loading.specs import SETTINGS
@@ -20,7 +20,7 @@ ALIASES = {
     "stop_sequences": "stop",
 }
 
-NULLABLE = ("weights", "use", "calibration")
+NULLABLE = ("weights", "use", "calibration", "decisions")
 """Options for which None is a valid value."""
 
 USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
@@ -63,6 +63,7 @@ else:
         **get_type_hints(DecodeOptions),
         "json_schema": dict[str, Any],
         "calibration": Calibration,
+        "decisions": DecisionCalibration,
     }
     OptionFields = create_model(
         "OptionFields",

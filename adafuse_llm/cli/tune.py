@@ -70,9 +70,9 @@ def tune(setup: Setup, flags: Namespace) -> int:
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
     again.
     """
-    if setup.file.calibration is not None:
+    if setup.file.calibration is not None or setup.file.decisions is not None:
         tell("the old calibration is left out; with enough answers, a new one is fitted")
-        kept = setup.file.model_fields_set - {"calibration"}
+        kept = setup.file.model_fields_set - {"calibration", "decisions"}
         values = {name: getattr(setup.file, name) for name in kept}
         setup = replace(setup, file=ConfigFile(**values))
     file, output, seed, held_out = flags.file, flags.output, flags.search_seed, flags.held_out

@@ -63,7 +63,7 @@ such as false or an empty list ask for nothing."""
 
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
-) | {"weights", "use", "calibration"}
+) | {"weights", "use", "calibration", "decisions"}
 """Options that only an ensemble has. They count in the extension only, because a field of OpenAI's
 API could have such a name tomorrow."""
 

@@ -81,6 +81,7 @@ ALWAYS_USED = frozenset(
         "chat_template_kwargs",
         "continue_final_message",
         "calibration",
+        "decisions",
         *ADJUSTMENTS,
     }
 )
