@@ -150,7 +150,7 @@ def ask(
     requests = []
     for number, state in enumerate(states):
         what = f"state {number}" if len(states) > 1 else "the state"
-        text = _state_text(state, what)
+        text = state_text(state, what)
         for name, order in ((name, order) for name, every in orders.items() for order in every):
             prompt = {"role": "user", "content": questions[name].prompt(text, order)}
             messages = [prompt, {"role": "assistant", "content": "Answer:"}]
@@ -189,8 +189,12 @@ def _member_weights(
     return {name: sizes[name] for name in weights}, "largest"
 
 
-def _state_text(state: Any, what: str) -> str:
-    """Return a state as members read it: text as it is, messages in the plain format, or JSON."""
+def state_text(state: Any, what: str) -> str:
+    """Return a state as members read it: text as it is, messages in the plain format, or JSON.
+
+    Raises:
+        InvalidInputError: it cannot be used; `what` names it.
+    """
     text, parts = state, state if isinstance(state, (list, tuple)) else ()
     messages = [part for part in parts if isinstance(part, Mapping) and "role" in part]
     if messages or isinstance(state, Conversation):

@@ -30,6 +30,7 @@ from adafuse_llm.run import Run
 from adafuse_llm.serving import bodies, sse
 from adafuse_llm.serving.access import CURRENT_REQUEST, middlewares, outcome_of
 from adafuse_llm.serving.completions import CompletionWriter
+from adafuse_llm.serving.decisions import answer_questions
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.responses import ResponseWriter, read_response
@@ -57,6 +58,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         "/v1/chat/completions": partial(_complete, service, bodies.read_chat),
         "/v1/completions": partial(_complete, service, bodies.read_completion),
         "/v1/responses": partial(_complete, service, read_response),
+        **dict.fromkeys(("/v1/decisions", "/v1/systemone"), partial(answer_questions, service)),
         "/tokenize": partial(_tokenize, service),
     }
     gets = dict.fromkeys(("/v1/models", "/v1/models/{name:path}"), partial(_models, service))

@@ -170,6 +170,7 @@ class Extension(BaseModel):
     instructions: str = ""
     texts: list[str] | None = None
     ends: bool = False
+    orders: int | None = None
     check: bool = False
     timeout: float | None = Field(default=None, gt=0)
 
@@ -438,6 +439,8 @@ def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = Fa
         if kind in THOUGHTS:
             continue
         text = item.get("refusal" if kind == "refusal" else "text")
+        if kind == "input_json":
+            text = to_json(item.get("data"))
         if isinstance(text, str):
             parts.append(text)
         else:

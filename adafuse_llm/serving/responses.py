@@ -18,7 +18,7 @@ from adafuse_llm.errors import short_repr
 from adafuse_llm.interface import Engine
 from adafuse_llm.remote import wire
 from adafuse_llm.remote.wire import EXTENSION
-from adafuse_llm.results import Generation, StreamEvent
+from adafuse_llm.results import Generation, StreamEvent, Usage
 from adafuse_llm.serving.bodies import (
     NO_STORE,
     Conversational,
@@ -63,7 +63,10 @@ def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     if (n := options.setdefault("n", 1)) != 1:
         raise invalid(f"n must be 1 in the Responses API; got {short_repr(n)}", names["n"])
     asked = ServedRequest(parsed, ignored, options, names, effort=parsed.reasoning.effort)
-    converse(asked, parsed, _turns(parsed, ignored), parsed.text.format)
+    turns = read_input(parsed.input, ignored)
+    if parsed.instructions:
+        turns.insert(0, {"role": "system", "content": parsed.instructions})
+    converse(asked, parsed, turns, parsed.text.format)
     if "message.output_text.logprobs" in parsed.include:
         options["logprobs"] = True
     asked.echoed = {
@@ -78,21 +81,19 @@ def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     return asked
 
 
-def _turns(parsed: _ResponseBody, ignored: Ignored) -> list[Turn]:
+def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[Turn]:
     """Return the conversation in the input of a request.
 
     The calls of one reply, and the text before them, become one turn. Reasoning belongs to the text
     or the call that follows it.
     """
+    if isinstance(sent, str):
+        return [{"role": "user", "content": sent}]
     turns: list[Turn] = []
-    if parsed.instructions:
-        turns.append({"role": "system", "content": parsed.instructions})
-    if isinstance(parsed.input, str):
-        return [*turns, {"role": "user", "content": parsed.input}]
     reasoning = ""
-    for number, sent in enumerate(parsed.input):
+    for number, each in enumerate(sent):
         place = f"input.{number}"
-        item = _known(sent, place, ignored)
+        item = _known(each, place, ignored)
         kind, call_id = item["type"], item.get("call_id")
         if not isinstance(call_id, (str, type(None))):
             name = f"{place}.call_id"
@@ -151,6 +152,18 @@ def _reasoning(item: Mapping[str, Any]) -> str:
         if joined := "\n\n".join(text for text in texts if isinstance(text, str)):
             return joined
     return ""
+
+
+def response_usage(counts: Usage) -> dict[str, Any]:
+    """Return the counts of the member with the most tokens, as the Responses API names them."""
+    usage = openai_usage(counts)
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }
 
 
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -257,18 +270,12 @@ class ResponseWriter:
         )
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        usage, thought = openai_usage(generation.usage), generation.reasoning
-        output, reasoning = usage["completion_tokens"], 0
+        usage, thought = response_usage(generation.usage), generation.reasoning
         if thought:
             tokens = self._engine.encode_text(thought, use=tuple(generation.usage.prompt_tokens))
-            reasoning = min(max(map(len, tokens.values())), output)
-        return {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": output,
-            "output_tokens_details": {"reasoning_tokens": reasoning},
-            "total_tokens": usage["total_tokens"],
-        }
+            reasoning = min(max(map(len, tokens.values())), usage["output_tokens"])
+            usage["output_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         return {

@@ -1,0 +1,221 @@
+"""Typed questions over HTTP, in both forms: answers, refusals, states, options and errors."""
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Choice, Predicate, Score
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.results import Answer
+from adafuse_llm.serving import ServingConfig, create_app
+from tests.support.serving import served
+
+pytestmark = pytest.mark.quick
+
+STATE = "Stripe fails whenever I connect my account."
+NAMES = ("urgent", "team", "mood")
+QUESTIONS = {
+    "urgent": Predicate("Urgent?", yes="today", no="this week"),
+    "team": Choice("Which team?", {"technical": "bugs", "billing": ""}),
+    "mood": Score("How angry?", ["calm", "angry"]),
+}
+OPENAI: list[dict[str, Any]] = [
+    {"type": "predicate", "instructions": "Urgent?", "name": "urgent"},
+    {
+        "type": "choice",
+        "instructions": [{"type": "input_text", "text": "Which team?"}],
+        "choices": [{"value": "technical", "description": "bugs"}, {"value": "billing"}],
+    },
+    {
+        "type": "score",
+        "instructions": "How angry?",
+        "name": "mood",
+        "levels": [{"label": "calm"}, {"label": "angry"}],
+    },
+]
+SYSTEM_ONE: dict[str, dict[str, Any]] = {
+    "urgent": {
+        "type": "noul",
+        "instructions": "Urgent?",
+        "criteria": {"true": "today", "false": "this week"},
+    },
+    "team": {
+        "type": "choice",
+        "instructions": "Which team?",
+        "criteria": {"technical": "bugs", "billing": None},
+    },
+    "mood": {"type": "score", "instructions": "How angry?", "criteria": ["calm", "angry"]},
+}
+
+
+def member(name: str) -> FakeBackend:
+    def rule(text: str) -> dict[str, float]:
+        draw = random.Random(name + text)
+        return {f" {letter}": draw.random() / 9 for letter in "ABC"}
+
+    return FakeBackend(name, rule, [" A", " B", " C"], context_window=1200)
+
+
+@pytest.fixture(scope="module")
+def engine() -> AdaFuseEngine:
+    return AdaFuseEngine([member("oak"), member("elm")])
+
+
+@pytest.fixture(scope="module")
+def post(engine: AdaFuseEngine) -> Iterator[Any]:
+    limits = ServingConfig(max_prompt_characters=1500)
+    with served(create_app(engine, limits)) as url, httpx.Client(base_url=url) as client:
+
+        def post(path: str, **body: Any) -> httpx.Response:
+            return client.post(f"/v1/{path}", json=body)
+
+        yield post
+
+
+def test_the_answers_are_those_of_the_engine_in_openais_form(post, engine) -> None:
+    questions = {**QUESTIONS, "urgent": Predicate("Urgent?")}
+    expected = engine.decide(STATE, questions, weights=[1, 2], orders=1)
+    extension = {"weights": [1, 2], "orders": 1}
+    sent = {"model": "adafuse", "input": STATE, "questions": OPENAI, "adafuse": extension}
+    done = post("decisions", **sent).json()
+    urgent, team, mood = done["answers"]
+    assert [each["name"] for each in done["answers"]] == ["urgent", None, "mood"]
+    assert (urgent["type"], urgent["probability"]) == ("predicate", expected["urgent"].probability)
+    fused = expected["team"].probabilities
+    assert team["choice"] == expected["team"].choice
+    assert team["probabilities"] == [
+        {"value": name, "probability": fused[name]} for name in ("technical", "billing")
+    ]
+    assert (mood["score"], mood["confidence"]) == (
+        expected["mood"].score,
+        expected["mood"].confidence,
+    )
+    assert [(each["value"], each["label"]) for each in mood["probabilities"]] == [
+        (0, "calm"),
+        (1, "angry"),
+    ]
+    whole = [Answer.model_validate(each["adafuse"]) for each in done["answers"]]
+    assert whole == [*expected.values()]
+    assert done["adafuse"] == {"usage": expected.usage.model_dump(), "strategy": "weights"}
+    assert done["usage"]["input_tokens"] == max(expected.usage.prompt_tokens.values())
+
+
+def test_system_one_has_a_map_of_questions(post, engine) -> None:
+    expected = engine.decide({"text": STATE}, QUESTIONS, use="elm")
+    sent = {"model": "elm", "state": {"text": STATE}, "questions": SYSTEM_ONE, "seed_": 1}
+    done = post("systemone", **sent).json()
+    answers = done["answers"]
+    whole = {name: Answer.model_validate(each.pop("adafuse")) for name, each in answers.items()}
+    assert whole == expected.answers
+    team, mood = expected["team"], expected["mood"]
+    assert answers == {
+        "urgent": {"type": "noul", "noul": expected["urgent"].probability},
+        "team": {
+            "type": "choice",
+            "choice": team.choice,
+            "confidence": team.confidence,
+            "probabilities": team.probabilities,
+        },
+        "mood": {
+            "type": "score",
+            "score": mood.score,
+            "legend": {"0": "calm", "1": "angry"},
+            "confidence": mood.confidence,
+            "probabilities": dict(zip("01", mood.probabilities.values(), strict=True)),
+        },
+    }
+    assert "'seed_' was ignored" in done["adafuse"]["warnings"][0]
+
+
+def test_a_state_can_be_a_conversation_with_data_and_calls(post, engine) -> None:
+    call = {"call_id": "1", "name": "look_up", "arguments": "{}"}
+    data = {"type": "input_json", "data": {"plan": "pro"}}
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Help! "}, data]},
+        {"type": "function_call", **call},
+        {"type": "function_call_output", "call_id": "1", "output": "Payment failed."},
+    ]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": 'Help! {"plan": "pro"}'},
+        {"role": "assistant", "content": "", "tool_calls": [{**call, "id": "1"}]},
+        {"role": "tool", "content": "Payment failed.", "tool_call_id": "1"},
+    ]
+    expected = engine.decide(messages, {"urgent": QUESTIONS["urgent"]})["urgent"].probability
+    question = {"urgent": SYSTEM_ONE["urgent"]}
+    done = post("systemone", state=messages, questions=question).json()
+    assert done["answers"]["urgent"]["noul"] == expected
+    asked = engine.decide(messages, {"urgent": Predicate("Urgent?")})["urgent"].probability
+    assert (
+        post("decisions", input=items, questions=OPENAI[:1]).json()["answers"][0]["probability"]
+        == asked
+    )
+
+
+def test_choices_can_be_true_and_false(post) -> None:
+    question = {"type": "choice", "instructions": "Is it late?"}
+    values = [{"value": True}, {"value": False}]
+    sent = {"input": STATE, "questions": [{**question, "choices": values}]}
+    (answer,) = post("decisions", **sent).json()["answers"]
+    assert isinstance(answer["choice"], bool)
+    assert [each["value"] for each in answer["probabilities"]] == [True, False]
+
+
+def test_an_answer_below_the_threshold_is_a_refusal() -> None:
+    fit = {"weights": {"oak": 1}, "threshold": 1}
+    engine = AdaFuseEngine([member("oak")], AdaFuseConfig(decisions=fit))
+    with served(create_app(engine)) as url:
+        sent = {"input": STATE, "questions": OPENAI}
+        answers = httpx.post(f"{url}/v1/decisions", json=sent).json()["answers"]
+        asked = {"state": STATE, "questions": SYSTEM_ONE}
+        named = httpx.post(f"{url}/v1/systemone", json=asked).json()["answers"]
+    assert [(each["type"], each["name"]) for each in answers] == [
+        ("refusal", "urgent"),
+        ("refusal", None),
+        ("refusal", "mood"),
+    ]
+    assert all(each["adafuse"]["is_sure"] is False for each in (*answers, *named.values()))
+    assert [each["type"] for each in named.values()] == ["noul", "choice", "score"]
+
+
+IMAGE = {"type": "input_image", "image_url": "data:,"}
+PICTURED = [{"role": "user", "content": [IMAGE]}]
+ONE = {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}]}
+EQUAL = {**ONE, "choices": [{"value": "a"}, {"value": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "message"),
+    [
+        ({"input": " "}, "input", "must be text, messages.* not be empty"),
+        ({"input": PICTURED}, "input", "the request has an image; only text is allowed"),
+        ({"questions": [{**ONE, "instructions": [IMAGE]}]}, "input", "has an image"),
+        ({"questions": []}, "questions", "at least 1 item"),
+        ({"questions": OPENAI * 134}, "questions", "at most 400 items"),
+        ({"questions": [{"type": "box", "instructions": "?"}]}, "questions.0", "choice or score"),
+        ({"questions": [ONE]}, "questions.0", "2 to 255 different options; got 1"),
+        ({"questions": [EQUAL]}, "questions.0", "2 to 255 different options; got 2"),
+        ({"questions": {"q": {"type": "noul"}}}, "questions.0.instructions", "field required"),
+        ({"questions": SYSTEM_ONE}, "state", "must be text.* not be empty"),
+        ({"stream": True}, "stream", "not supported: answers have no text"),
+        ({"adafuse": {"orders": 0}}, None, "orders must be a whole number above 0"),
+        ({"adafuse": {"temperature": 1}}, None, "decide has no option 'temperature'"),
+        ({"adafuse": {"use": ["fir"]}}, "adafuse.use", "no member 'fir'"),
+        ({"model": "fir"}, "model", "no model 'fir'"),
+        ({"input": STATE * 40}, "input", "allows 1500"),
+        ({"input": "a b" * 440}, "input", "question '0': .* context window"),
+    ],
+)
+def test_bad_input_gets_one_error(post, engine, changes, param, message) -> None:
+    before = [each.passes for each in engine.backends]
+    answer = post("decisions", **{"input": STATE, "questions": OPENAI, **changes})
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404)
+    assert re.search(message, error["message"])
+    assert error["param"] == param
+    assert [each.passes for each in engine.backends] == before
