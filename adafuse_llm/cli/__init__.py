@@ -26,6 +26,7 @@ __all__ = ["COMMANDS", "load", "main", "run"]
 
 COMMANDS: Final = {
     "ask": "answer a question from documents and show how the ensemble decides",
+    "decide": "answer a question about a text with probabilities of given options",
     "chat": "talk with the ensemble, and see which member wrote what",
     "generate": "continue a prompt, or answer it as a chat message",
     "run": "answer a test set and write one result per line; can be resumed",

@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,6 +212,7 @@ class Command:
             members and no options of decoding, and ignores those of a configuration file.
         refused: options that the command allows only with their default, with the reasons.
         defaults: options with a different default in this command.
+        unused: options that change nothing here: only a configuration file may have them.
     """
 
     function: Callable[[Setup, argparse.Namespace], int]
@@ -220,6 +221,7 @@ class Command:
     kinds: Sequence[type[Options]] = OPTIONS
     refused: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    unused: Collection[str] = ()
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run the command, and return its exit code. Print an exception as one line on stderr."""
@@ -269,7 +271,7 @@ class Command:
                 "mypackage.mymodule:MyStrategy.",
             )
             for name, (usage, text) in DECODING.items():
-                if name not in self.refused:
+                if name not in (*self.refused, *self.unused):
                     parser.flag(usage, text, dest=name)
         parser.flag("--dtype NAME", "Data type of the weights. Default: that of the checkpoint.")
         parser.flag(
@@ -313,7 +315,8 @@ class Command:
         return Setup(merged, flags.threads, flags.trust_remote_code, flags.debug)
 
     def _typed(self, flags: argparse.Namespace) -> dict[str, Any]:
-        allowed = [*LOADING, *(name for kind in self.kinds for name in kind.model_fields)]
+        names = [*LOADING, *(name for kind in self.kinds for name in kind.model_fields)]
+        allowed = [name for name in names if name not in self.unused]
         typed: dict[str, Any] = {}
         for name, value in (parse_option(text, allowed) for text in flags.options):
             if name in typed:
