@@ -220,7 +220,8 @@ def test_the_kinds_of_questions_have_their_values_and_survive_json() -> None:
 
 
 def test_an_answer_depends_neither_on_the_batch_nor_on_the_door() -> None:
-    engine = AdaFuseEngine([moody("oak", 2), moody("elm", 1)])
+    fit = {"weights": {"oak": 2, "elm": 1}, "temperature": 1.5, "threshold": 0.6}
+    engine = AdaFuseEngine([moody("oak"), moody("elm")], AdaFuseConfig(decisions=fit))
     states = [STATE, "Another state.", {"a": [1, None]}]
     decisions = engine.decide_batch(states, QUESTIONS)
     assert decisions == [engine.decide(state, QUESTIONS) for state in states]
