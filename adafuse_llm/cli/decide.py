@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ def add_flags(parser: Parser) -> None:
     parser.flag(
         "--level TEXT", "Level of a scale, upwards. Repeatable.", action="append", default=[]
     )
-    parser.flag("--orders N", "Maximum number of orders in which members read the options.")
     parser.flag("--json", "Print one JSON object.")
 
 
@@ -51,7 +49,7 @@ def decide(setup: Setup, flags: Namespace) -> int:
     if setup.is_embedded:
         tell(EMBEDDED)
     with setup.load() as engine, stderr_console().status("reading the text"):
-        decision = engine.decide(state, {"the question": question}, orders=flags.orders)
+        decision = engine.decide(state, {"the question": question})
     (answer,) = decision.values()
     for warning in answer.warnings:
         tell(warning)
@@ -62,7 +60,13 @@ def decide(setup: Setup, flags: Namespace) -> int:
         return 0
     console = stdout_console()
     console.print(Text(printable(flags.question), "bold"), "", sep="\n")
-    console.print(_bars(question, answer), "", *_summary(question, answer), sep="\n")
+    console.print(_bars(question, answer), "", sep="\n")
+    line = f"{printable(answer.choice)}, with confidence {styles.percent(answer.confidence)}"
+    if isinstance(question, Score):
+        line += f"; expected level {answer.score:.2f}, from 0 to {len(question.options) - 1}"
+    console.print(Text(line, "bold"))
+    if answer.is_sure is False:
+        console.print("It is below the threshold of the calibration: ask a person.")
     return 0
 
 
@@ -98,15 +102,6 @@ def _bars(question: Question, answer: Answer) -> Table:
             row = Bar(1, 0, own, width=BAR, color=look.color)
             table.add_row("", Text(printable(str(look)), look.color), row, styles.percent(own))
     return table
-
-
-def _summary(question: Question, answer: Answer) -> Iterator[Text]:
-    line = f"{printable(answer.choice)}, with confidence {styles.percent(answer.confidence)}"
-    if isinstance(question, Score):
-        line += f"; expected level {answer.score:.2f}, from 0 to {len(question.options) - 1}"
-    yield Text(line, "bold")
-    if answer.is_sure is False:
-        yield Text("It is below the threshold of the calibration: ask a person.")
 
 
 COMMAND = Command(

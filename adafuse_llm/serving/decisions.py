@@ -183,25 +183,20 @@ def _written(sent: _Question, question: Question, answer: Answer, is_map: bool) 
         kind, key = ("noul", "noul") if is_map else ("predicate", "probability")
         return {**fields, "type": kind, key: answer.probability}
     fields |= {"type": sent.type, "confidence": answer.confidence}
-    is_score = isinstance(question, Score)
     values: dict[str, Any] = {name: level for level, name in enumerate(question.options)}
-    if is_score:
+    if is_score := isinstance(question, Score):
         fields["score"] = answer.score
     else:
         values = {name: name for name in values}
         values |= {_text(option.value): option.value for option in sent.options}
         fields["choice"] = values[answer.choice]
+    chances = [(value, name, answer.probabilities[name]) for name, value in values.items()]
     if is_map:
-        fields["probabilities"] = {str(values[name]): answer.probabilities[name] for name in values}
-        return fields | (
-            {"legend": {str(values[name]): name for name in values}} if is_score else {}
-        )
+        fields["probabilities"] = {str(value): chance for value, _, chance in chances}
+        return fields | ({"legend": {str(v): name for v, name, _ in chances}} if is_score else {})
+    named = [({"label": name} if is_score else {}) for _, name, _ in chances]
     fields["probabilities"] = [
-        {
-            "value": value,
-            "probability": answer.probabilities[name],
-            **({"label": name} if is_score else {}),
-        }
-        for name, value in values.items()
+        {"value": value, **label, "probability": chance}
+        for (value, _, chance), label in zip(chances, named, strict=True)
     ]
     return fields

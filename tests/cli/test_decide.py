@@ -53,7 +53,7 @@ def test_bars_show_how_likely_each_member_finds_each_option():
 
 def test_a_state_can_be_a_json_file_and_the_answer_a_level(tmp_path):
     file = tmp_path / "state.json"
-    flags = ("--level", "calm", "--level", "angry", "--use", "wren", "--orders", 1, "--state", file)
+    flags = ("--level", "calm", "--level", "angry", "--use", "wren", "--state", file)
     file.write_text('{"text": "It fails."}')
     done = adafuse("decide", "How angry?", *flags)
     assert "angry, with confidence 75.0 %; expected level 0.75, from 0 to 1" in done.stdout

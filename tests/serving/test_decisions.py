@@ -17,38 +17,25 @@ from tests.support.serving import served
 pytestmark = pytest.mark.quick
 
 STATE = "Stripe fails whenever I connect my account."
-NAMES = ("urgent", "team", "mood")
 QUESTIONS = {
     "urgent": Predicate("Urgent?", yes="today", no="this week"),
     "team": Choice("Which team?", {"technical": "bugs", "billing": ""}),
     "mood": Score("How angry?", ["calm", "angry"]),
 }
+TEAM = {"type": "choice", "instructions": "Which team?"}
+PARTS = [{"type": "input_text", "text": "Which team?"}]
+CHOICES = [{"value": "technical", "description": "bugs"}, {"value": "billing"}]
+MOOD = {"type": "score", "instructions": "How angry?"}
 OPENAI: list[dict[str, Any]] = [
     {"type": "predicate", "instructions": "Urgent?", "name": "urgent"},
-    {
-        "type": "choice",
-        "instructions": [{"type": "input_text", "text": "Which team?"}],
-        "choices": [{"value": "technical", "description": "bugs"}, {"value": "billing"}],
-    },
-    {
-        "type": "score",
-        "instructions": "How angry?",
-        "name": "mood",
-        "levels": [{"label": "calm"}, {"label": "angry"}],
-    },
+    {"type": "choice", "instructions": PARTS, "choices": CHOICES},
+    {**MOOD, "name": "mood", "levels": [{"label": "calm"}, {"label": "angry"}]},
 ]
+URGENT = {"type": "noul", "instructions": "Urgent?"}
 SYSTEM_ONE: dict[str, dict[str, Any]] = {
-    "urgent": {
-        "type": "noul",
-        "instructions": "Urgent?",
-        "criteria": {"true": "today", "false": "this week"},
-    },
-    "team": {
-        "type": "choice",
-        "instructions": "Which team?",
-        "criteria": {"technical": "bugs", "billing": None},
-    },
-    "mood": {"type": "score", "instructions": "How angry?", "criteria": ["calm", "angry"]},
+    "urgent": {**URGENT, "criteria": {"true": "today", "false": "this week"}},
+    "team": {**TEAM, "criteria": {"technical": "bugs", "billing": None}},
+    "mood": {**MOOD, "criteria": ["calm", "angry"]},
 }
 
 
@@ -85,18 +72,17 @@ def test_the_answers_are_those_of_the_engine_in_openais_form(post, engine) -> No
     urgent, team, mood = done["answers"]
     assert [each["name"] for each in done["answers"]] == ["urgent", None, "mood"]
     assert (urgent["type"], urgent["probability"]) == ("predicate", expected["urgent"].probability)
-    fused = expected["team"].probabilities
+    technical, billing = (expected["team"].probabilities[each["value"]] for each in CHOICES)
     assert team["choice"] == expected["team"].choice
     assert team["probabilities"] == [
-        {"value": name, "probability": fused[name]} for name in ("technical", "billing")
+        {"value": "technical", "probability": technical},
+        {"value": "billing", "probability": billing},
     ]
-    assert (mood["score"], mood["confidence"]) == (
-        expected["mood"].score,
-        expected["mood"].confidence,
-    )
-    assert [(each["value"], each["label"]) for each in mood["probabilities"]] == [
-        (0, "calm"),
-        (1, "angry"),
+    calm, angry = expected["mood"].probabilities.values()
+    assert (mood["score"], mood["confidence"]) == (angry, max(calm, angry))
+    assert mood["probabilities"] == [
+        {"value": 0, "label": "calm", "probability": calm},
+        {"value": 1, "label": "angry", "probability": angry},
     ]
     whole = [Answer.model_validate(each["adafuse"]) for each in done["answers"]]
     assert whole == [*expected.values()]
@@ -170,17 +156,12 @@ def test_an_answer_below_the_threshold_is_a_refusal() -> None:
     fit = {"weights": {"oak": 1}, "threshold": 1}
     engine = AdaFuseEngine([member("oak")], AdaFuseConfig(decisions=fit))
     with served(create_app(engine)) as url:
-        sent = {"input": STATE, "questions": OPENAI}
-        answers = httpx.post(f"{url}/v1/decisions", json=sent).json()["answers"]
-        asked = {"state": STATE, "questions": SYSTEM_ONE}
-        named = httpx.post(f"{url}/v1/systemone", json=asked).json()["answers"]
-    assert [(each["type"], each["name"]) for each in answers] == [
-        ("refusal", "urgent"),
-        ("refusal", None),
-        ("refusal", "mood"),
-    ]
-    assert all(each["adafuse"]["is_sure"] is False for each in (*answers, *named.values()))
-    assert [each["type"] for each in named.values()] == ["noul", "choice", "score"]
+        bodies = ({"input": STATE, "questions": OPENAI}, {"state": STATE, "questions": SYSTEM_ONE})
+        done = [httpx.post(f"{url}/v1/decisions", json=body).json()["answers"] for body in bodies]
+    listed, named = done[0], [*done[1].values()]
+    assert [each["type"] for each in listed] == ["refusal"] * 3
+    assert [each["type"] for each in named] == ["noul", "choice", "score"]
+    assert not any(each["adafuse"]["is_sure"] for each in (*listed, *named))
 
 
 IMAGE = {"type": "input_image", "image_url": "data:,"}
