@@ -32,7 +32,7 @@ from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.request import Checked, Request, converted
 from adafuse_llm.results import MemberInfo, RoundObserver
-from adafuse_llm.run import Deliver, Run
+from adafuse_llm.run import Run
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.strategies.base import (
@@ -306,14 +306,8 @@ class AdaFuseEngine(Engine):
     @override
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
         jobs = [*itertools.chain.from_iterable(converted(requests, self._jobs))]
-        scheduler = self.scheduler
-
-        def start(deliver: Deliver) -> None:
-            for index, job in enumerate(jobs):
-                job.begin(partial(deliver, index))
-            scheduler.submit(jobs)
-
-        return Run(len(jobs), start, partial(scheduler.abandon, jobs), (self._on_round, on_round))
+        start, stop = partial(self.scheduler.submit, jobs), partial(self.scheduler.abandon, jobs)
+        return Run(len(jobs), start, stop, (self._on_round, on_round))
 
     def _jobs(self, request: Request) -> list[Job]:
         """Check and encode a request, without computing anything. Return a job per response."""

@@ -1,17 +1,16 @@
 """Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
-If the algorithm needs a draft later, it saves a pass. If not, a pass has processed a few tokens too
-many. Drafts never change a result. `Drafts.wrap` adds three kinds to the queries of a request, and
-neither the algorithm nor its members know of them:
+A draft that the algorithm needs later saves a pass. Any other costs a few tokens in a pass. Drafts
+never change a result. `Drafts.wrap` adds three kinds to the queries of a request, and neither the
+algorithm nor its members know of them:
 
-* Spans that other members proposed in this round. The member must score them anyway. If it would
-  propose the same span, its proposal needs no further pass.
+* Spans that other members proposed in this round. The member must score them anyway, and may
+  propose one of them itself.
 * Tokens that would begin the member's next proposal, after a candidate that is likely to win.
 * Tokens that followed the last few tokens earlier (`Lookup`), because answers often quote.
 
 Where one member writes most words, `Drafts.propose_lead` lets a smaller member write a few tokens,
-which the larger one reads in its next pass (speculative decoding, Leviathan et al., arXiv
-2211.17192).
+which the larger one reads in its next pass (speculative decoding, arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ Events: TypeAlias = Generator[Ask | E, None, None]
 Proposals: TypeAlias = Mapping[MemberState, Steps[Proposal]]
 
 WIN_SHARE = 0.4
-"""Lowest share of the members that propose a candidate which is likely to win. Members whose
-further tokens are expensive wait until all propose it."""
+"""A candidate is likely to win if at least this share of the members propose it. For a member whose
+further tokens are expensive, all must."""
 
 EXPENSIVE = 0.5
 """Highest `Backend.token_cost` of a member that drafts tokens which may never be needed."""
@@ -45,14 +44,14 @@ MAX_DRAFT = 6
 """Maximum number of tokens that a member drafts for a larger one at a time."""
 
 START_RATE, RATE_STEP, RETRY_STEP = 0.7, 0.15, 0.01
-"""Expected share of right drafts, the weight of a new observation, and how fast the expectation
-returns to its start while nothing is drafted."""
+"""The share of right drafts that is expected at first, the weight of a new observation, and of the
+first expectation while nothing is drafted."""
 
 MAX_SIZE = 0.5
 """Largest size of a member that drafts, relative to the one for which it drafts."""
 
 WORTH_IT = 0.9
-"""Highest expected cost of a token, relative to no drafts, at which a member drafts."""
+"""A member drafts if a token is expected to cost at most this share of its cost without drafts."""
 
 MAX_COMPARED = 16
 """Maximum number of last tokens that `Lookup` compares with earlier text."""
@@ -90,9 +89,9 @@ class Lookup:
 
 
 class Drafter:
-    """A member that drafts for a larger one, the reader, and how well it has done so lately.
+    """A member that drafts for a larger one, the reader, and how often it was right lately.
 
-    The `cost` of its tokens is relative to those of the reader, and infinite if it cannot draft.
+    A token costs it the share `cost` of what it costs the reader; infinity if it cannot draft.
     """
 
     def __init__(self, member: MemberState, reader: MemberState) -> None:
@@ -103,9 +102,8 @@ class Drafter:
         self._rate = START_RATE
 
     def plan(self) -> tuple[float, int]:
-        """Return the cost of a token with the best number of drafted tokens, and this number.
-
-        The cost is a share of a pass of the larger member over one token.
+        """Return the lowest cost of a token, as a share of a pass of the reader over one token, and
+        the number of drafted tokens that has it.
         """
         # with n drafts, of which each is right with probability r if those before it are, a pass
         # yields 1 + r + ... + r^n tokens
@@ -117,7 +115,7 @@ class Drafter:
         return min(costs) if min(costs)[0] <= WORTH_IT else (1.0, 0)
 
     def draft(self, start: Node, count: int) -> Steps[Sequence[Node]]:
-        """Return up to `count` nodes that may follow `start`, a node of the larger member."""
+        """Return up to `count` nodes that may follow `start`, a node of the reader."""
         if count < 1:
             return []
         member, reader = self.member, self._reader
@@ -133,14 +131,14 @@ class Drafter:
             if (token := member.next(node).chosen) in member.end_ids:
                 break
             node = member.tree.child(node, token)
-        # the larger member reads the new text in its own tokens
+        # the reader gets the new text in its own tokens
         encoded = reader.encode(added(text, member.text(node)), start)
         if encoded is None:
             return []
         return reader.tree.path(encoded[0])[start.length - reader.tree.root.length :]
 
     def learn(self, start: Node, drafts: Sequence[Node]) -> None:
-        """Learn from how many `drafts` after `start` the larger member would have written."""
+        """Learn how many of the `drafts` after `start` the reader would have written itself."""
         if not drafts:  # expect more of the next ones
             self._rate += RETRY_STEP * (START_RATE - self._rate)
         for draft in drafts:
@@ -157,31 +155,31 @@ class NoDrafts:
     """Lets all members propose at the same time, and adds no drafts."""
 
     def wrap(self, steps: Events[E]) -> Events[E]:
-        """Yield the steps of a request, and add drafts to its queries."""
+        """Yield the steps of a request, with drafts in its queries."""
         return steps
 
     def propose_all(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:  # noqa: ARG002
-        """Run the computations of a round's proposals. Return the proposals in the same order."""
+        """Compute the proposals of a round, and return them in the same order."""
         return in_lockstep(list(proposals.values()))
 
     def propose_lead(self, member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
-        """Return the proposal of a member while others, if they are smaller, draft for it."""
+        """Return the proposal of a member for which smaller members may draft."""
         return propose(member, config)
 
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:  # noqa: ARG002
-        """Return whether `member` evaluates a candidate's last node before the round ends."""
+        """Return whether `member` evaluates the candidate's last node, as the next round may."""
         return True
 
 
 class Drafts(NoDrafts):
     """The drafts of one request.
 
-    Members that share a device propose one after another, so that they read the spans of those
-    before them. If the engine is `crowded`, all propose at the same time: one pass of a member then
-    serves several requests, which saves more than drafts do.
+    Members that share a device propose one after another, so each reads the spans of those before
+    it. If the engine is `crowded`, all propose at the same time: one pass of a member then serves
+    several requests, which saves more than drafts do.
 
-    Passes carry drafts from the first call of `propose_all` on, so strategies that do not call it
-    have none. A member whose drafts have failed drafts no more.
+    Passes carry drafts only after the first call of `propose_all`, which not all strategies make. A
+    member whose drafts have failed gets no more.
     """
 
     def __init__(self, members: Sequence[MemberState], crowded: Callable[[], bool]) -> None:
@@ -258,31 +256,27 @@ class Drafts(NoDrafts):
             (start,) = asked.query.evaluate
             best = min(drafters, key=Drafter.plan)
             drafts = yield from best.draft(start, min(best.plan()[1], member.room(start)))
-            new = [node for node in drafts if node.next is None and member.fits(node)]
-            yield Ask((member.with_drafts(asked.query, new),))
+            yield Ask((member.with_drafts(asked.query, drafts),))
             best.learn(start, drafts)
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
-        # the one of this pool
-        return self._may_win(member, self._pool.suggest(candidate.text, ends=candidate.ends))
-
-    def _may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
+        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # that of this pool
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
 
-    def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Sequence[Node]:
-        """Return the nodes that a pass of `member` evaluates in addition to `wanted`."""
+    def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Iterable[Node]:
+        """Return the nodes that a pass of `member` should evaluate beside `wanted`."""
         tree = member.tree
         if tree.root.next is None and not member.passes:
             return ()  # this pass reads the prompt
         # spans that the member must score anyway, and the next tokens after a likely winner
-        nodes = dict.fromkeys(wanted)
+        nodes: dict[Node, None] = {}
         tips = list(wanted)
         for candidate in self._pool.candidates:
             if (end := self._pool.encode(member, candidate)) is not None:
-                is_likely = self._may_win(member, candidate)
+                is_likely = self.may_win(member, candidate)
                 path = tree.path(end)
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
@@ -295,11 +289,10 @@ class Drafts(NoDrafts):
             for tip in tips:
                 copied = self._lookups[member].after(member, tip)
                 nodes.update(dict.fromkeys([*tree.path(tip), *copied]))
-        known = set(wanted)
-        return [n for n in nodes if n.next is None and n not in known and member.fits(n)]
+        return nodes
 
     def _starts(self, member: MemberState, end: Node) -> Iterable[Node]:
-        """Return the nodes with which a round after `end` would begin, as far as `end` is known."""
+        # the nodes with which a round after `end` would begin, or `end` if it is not evaluated
         if end.next is None or member.is_full(end):
             return [end]
         is_sure = end.next.margin >= self._config.margin_threshold

@@ -12,8 +12,8 @@ from adafuse_llm.tree.tokens import Node
 class Draws:
     """The draws of one member in one response (`adafuse_llm.tree.sampling`).
 
-    A draw depends on the text of the response before it, in whole characters, so it is the same for
-    all members. The tokens that leave this text as it is are counted.
+    A draw depends on the text of the response before it, in whole characters, so all members draw
+    alike. Silent tokens add nothing to this text, and their number counts, too.
 
     Args:
         sampling: how to draw.
@@ -27,10 +27,7 @@ class Draws:
         self._known = {root: ("", 0)}  # text and silent tokens after the committed response
 
     def draw(self, node: Node, shown: Callable[[Node], str]) -> Draw:
-        """Return how to draw the token after a node.
-
-        `shown` returns the part of the text up to a node that belongs to the response.
-        """
+        """Return how to draw the token after a node. `shown` is `MemberState.shown`."""
         added, silent = self._state(node, shown)
         return self._sampling.draw(self._text + added, silent)
 
@@ -46,8 +43,8 @@ class Draws:
         self._text += whole
 
     def _state(self, node: Node, shown: Callable[[Node], str]) -> tuple[str, int]:
-        # the text that the path to `node` adds to the response, in whole characters, and how many
-        # of the last tokens have not changed it
+        # the text that the path to `node` adds, in whole characters, and how many tokens at its end
+        # are silent
         path = [node]
         while (last := path[-1]) not in self._known:
             assert last.parent is not None, "the state of the root is known"

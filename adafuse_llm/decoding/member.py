@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MemberQuery:
-    """A query to one member, to which drafts may be added if `may_draft`.
+    """A query to one member. It may get drafts if `may_draft`.
 
-    If it fails with drafts, the query `without_drafts` is repeated. It is None if there are none.
+    If it has drafts and fails, the query `without_drafts` is tried instead.
     """
 
     member: MemberState
@@ -51,11 +51,7 @@ Steps = Generator[Ask, None, T]
 
 
 def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations in lockstep, and batch the queries of each step.
-
-    Returns:
-        The results of the computations, in order.
-    """
+    """Run computations in lockstep, each step as one batch. Return their results in order."""
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
     while running:
@@ -82,14 +78,11 @@ def naming_member(name: str) -> Iterator[None]:
     """
     try:
         yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"member {name!r}: {error}") from error
     except Exception as error:
-        raise _named(name, error) from error
-
-
-def _named(name: str, error: Exception) -> InvalidInputError | MemberError:
-    if isinstance(error, InvalidInputError):
-        return InvalidInputError(f"member {name!r}: {error}")
-    return MemberError(name, f"its tokenizer failed ({type(error).__name__}: {error})")
+        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+        raise MemberError(name, reason) from error
 
 
 class MemberState:
@@ -102,8 +95,8 @@ class MemberState:
         weight: the member's weight w in the fused score.
         limit: maximum number of tokens in the response (``max_new_tokens``).
         opening: the beginning of the response.
-        space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
-            has these spaces.
+        space_tokens: the member's tokens that begin with spaces; None if `prompt` has the spaces of
+            `opening`.
         form: the form that the response must have, or None. It includes the spaces of `opening`.
         reply_prefix: text with which the chat templates began the reply.
         sampling: how to draw tokens; None to take the likeliest ones.
@@ -116,9 +109,9 @@ class MemberState:
         passes: number of forward passes so far.
         tokens: number of tokens processed so far.
         reused: number of prompt tokens that an earlier request had processed.
-        word_ends: whether the strategy needs ``Next.word_end_logprob``, which it sets at first.
-        after_word: whether the committed text ends in a whole word, so that a token that the member
-            draws next must begin another one or end the response. The strategy sets it.
+        word_ends: whether the strategy needs ``Next.word_end_logprob``. It sets this at first.
+        after_word: whether a token that the member draws next must begin another word or end the
+            response, because a word has ended. The strategy sets this.
     """
 
     def __init__(
@@ -171,7 +164,7 @@ class MemberState:
         return self.limit - self.response_tokens - self._new_tokens(node)
 
     def _new_tokens(self, node: Node) -> int:
-        # tokens up to `node` that hold more than spaces of the prompt
+        # those up to `node`, without tokens that only write spaces of the prompt
         if not self.opening.spaces or self.opening.is_held:
             return node.length - self.tree.root.length
         return sum(len(self.text(step)) > self.opening.spaces for step in self.tree.path(node))
@@ -179,10 +172,6 @@ class MemberState:
     def shown(self, node: Node) -> str:
         """Return the part of the text from the root to `node` that belongs to the response."""
         return self.opening.visible(self.opening.from_tree_text(self.text(node)))
-
-    def fits(self, node: Node) -> bool:
-        """Return whether the context window has room for `node`."""
-        return self.window is None or node.length <= self.window
 
     def is_full(self, node: Node) -> bool:
         """Return whether the context window has no room for a token after `node`."""
@@ -193,21 +182,17 @@ class MemberState:
         if node is self.tree.root:
             return ""
         if node not in self._texts:
-            self._texts[node] = self._decode(self.tree.tokens(node))
+            tokens = self.tree.tokens(node)
+            with naming_member(self.name):
+                self._texts[node] = self.codec.decode_continuation(self.tree.ids, tokens)
         return self._texts[node]
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        try:  # not `naming_member`, because this runs for every node
-            return self.codec.decode_continuation(self.tree.ids, tokens)
-        except Exception as error:
-            raise _named(self.name, error) from error
 
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after` (default: the root), and grow the tree.
 
         Returns:
-            The last node of the text, and whether the tokens decode to exactly this text. None if
-            the text does not fit the context window.
+            The last node of the text, and whether its tokens decode to exactly this text. None if
+            the context window has no room for it.
         """
         start = after or self.tree.root
         if (start, text) not in self._encoded:
@@ -237,7 +222,7 @@ class MemberState:
     ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
-        What the tree holds is not computed again. If `drafting`, the pass may carry drafts.
+        Nothing is asked again that the tree holds. If `drafting`, the pass may carry drafts.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
@@ -245,12 +230,16 @@ class MemberState:
             query = self._query(wanted, unknown)
             yield Ask((MemberQuery(self, query, drafting and bool(wanted)),))
 
-    def with_drafts(self, query: Query, nodes: Sequence[Node]) -> MemberQuery:
-        """Add drafts to a query, parents first.
-
-        Those after which the grammar permits no token are left out.
-        """
-        if not (drafts := self.permits.permitted(nodes)):
+    def with_drafts(self, query: Query, nodes: Iterable[Node]) -> MemberQuery:
+        """Add drafts to a query: those of the `nodes`, parents first, that can be evaluated."""
+        new = [
+            node
+            for node in dict.fromkeys(nodes)
+            if node.next is None
+            and node not in query.evaluate
+            and (self.window is None or node.length <= self.window)
+        ]
+        if not (drafts := self.permits.permitted(new)):
             return MemberQuery(self, query)
         drafted = self._query((*query.evaluate, *drafts), query.score)
         return MemberQuery(self, drafted, without_drafts=query)
@@ -282,7 +271,7 @@ class MemberState:
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
         """Return the scored tokens from the root to `node`, each with the `count` likeliest ones.
 
-        A character belongs to the last of its tokens, so the texts joined are the text of `node`.
+        A character belongs to the last of its tokens. Joining the texts gives the text of `node`.
         """
         tokens = []
         start, whole = 0, self.text(node)
@@ -294,13 +283,11 @@ class MemberState:
             end = max(start, len(text) - len(added(whole, text)))
             logprob = step.logprob if isfinite(step.logprob) else None
             # the tokens that could have stood in its place
-            summary, before = self.next(step.parent), self.tree.tokens(step.parent)
+            before, summary = self.text(step.parent), self.next(step.parent)
+            others = [self.text(self.tree.child(step.parent, t)) for t in summary.tokens[:count]]
             top = tuple(
-                TopToken(
-                    text=added(self.text(step.parent), self._decode([*before, token])),
-                    logprob=value,
-                )
-                for token, value in zip(summary.tokens[:count], summary.logprobs, strict=False)
+                TopToken(text=added(before, text), logprob=value)
+                for text, value in zip(others, summary.logprobs, strict=False)
                 if isfinite(value)
             )
             tokens.append(TokenLogprob(text=whole[start:end], logprob=logprob, top=top))
@@ -313,7 +300,7 @@ class MemberState:
         return node.next
 
     def commit(self, node: Node, text: str) -> None:
-        """Commit the path to `node`, which stands for `text` as the first proposer wrote it."""
+        """Commit the path to `node`: what this member reads as `text`."""
         # tokens that only write spaces of the prompt belong to the prompt
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
         if self._draws is not None:

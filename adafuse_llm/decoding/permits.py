@@ -70,8 +70,6 @@ class Permits:
     def mask(self, node: Node, opening: Opening) -> bytes | None:
         """Return the tokens that may follow a node, in the format of ``Node.allowed``.
 
-        While spaces of the prompt are missing, only tokens that continue them may follow.
-
         Raises:
             MemberError: the grammar permits none of the member's tokens.
         """
@@ -81,7 +79,7 @@ class Permits:
                 text = f"{self._text_of(node)!r:.80}"
                 raise self._stuck(f"none of its tokens continues {text} as the grammar requires")
             return None if allowed is None else allowed.mask
-        # without a grammar, spaces of the prompt come first
+        # without a grammar, the spaces of the prompt come first
         tokens = self._space_tokens
         if tokens is None or not opening.spaces:  # most nodes need no text
             return None
@@ -100,7 +98,7 @@ class Permits:
         return allowed is not None and allowed.is_forced
 
     def is_whole(self, node: Node) -> bool:
-        """Return whether the text up to `node` ends at the end of a character, for a grammar."""
+        """Return whether the text up to `node` ends with a whole character. Only grammars ask."""
         if self._form is None:
             return True
         try:
@@ -110,18 +108,18 @@ class Permits:
         return True
 
     def commit(self, node: Node, text: str) -> None:
-        """Commit the path to `node`, which stands for `text`, and forget the nodes beside it.
+        """Commit the path to `node`, the member's tokens for `text`.
 
         Raises:
             MemberError: the member's tokens cannot write the text.
         """
         if self._form is None:
             return
-        if self._state(node) is None:  # the grammar reads the text, if not the member's tokens
+        if self._state(node) is None:  # other tokens of the text may fit the grammar
             self._states[node] = self._read(self._tree.root, self._form.vocabulary.encode(text))
         if self._states[node] is None:
             raise self._stuck(f"its tokens cannot write {text!r:.80}")
-        # nodes beside the new root are never asked about again
+        # nobody asks about the nodes beside the new root again
         kept = set(self._tree.nodes(node))
         self._states = {node: state for node, state in self._states.items() if node in kept}
         self._allowed = {node: mask for node, mask in self._allowed.items() if node in kept}
@@ -131,7 +129,7 @@ class Permits:
         return MemberError(self._name, f"{problem}. {hint}")
 
     def _after(self, node: Node) -> Allowed | None:
-        # None without a grammar, if it forbids the node itself, or if no token continues it
+        # None if there is no grammar, if it forbids the node, or if no token may follow
         if self._form is not None and node not in self._allowed:
             state = self._state(node)
             if state is None:
@@ -148,13 +146,13 @@ class Permits:
                 assert step.parent is not None, "the root has a state"
                 tokens: list[int] | None = [step.token]
                 if not self._form.vocabulary.is_usable(step.token):
-                    # llguidance reads other tokens as the codec reads this one
+                    # llguidance must read what the codec reads
                     text = added(self._text_of(step.parent), self._text_of(step))
                     tokens = self._form.vocabulary.encode(text)
                 self._states[step] = self._read(step.parent, tokens)
         return self._states[node]
 
     def _read(self, node: Node, tokens: list[int] | None) -> Any | None:
-        # None if the grammar forbids the node or the tokens, or if there are no such tokens
+        # None if the grammar forbids the node or the tokens, or if there are none
         state = self._states[node]
         return None if state is None or tokens is None else after(state, tokens, self._name)

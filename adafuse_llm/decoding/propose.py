@@ -33,11 +33,11 @@ class Proposal:
 
 
 def propose(member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
-    """Propose up to M words, and stop at the first word of which the member is not confident.
+    """Propose up to M words, and stop at the first one of which the member is not confident.
 
-    The member is confident of a word if Δ >= τ at the start of the word (equation 1). It proposes B
-    alternatives for the word of which it is not confident. The alternatives start with the B
-    likeliest tokens (equation 2) and grow greedily (equation 3).
+    The member is confident of a word if Δ >= τ at its start (equation 1). Otherwise it proposes
+    alternatives, which start with the B likeliest tokens (equation 2) and grow greedily (equation
+    3).
     """
     end = member.tree.root
     margins: list[float] = []
@@ -85,8 +85,8 @@ def finish_words(
     """Grow a word from each of the nodes `firsts` after `start`, and return the last nodes.
 
     The words share passes. They have at most `limit` tokens, and `letters` letters of scripts
-    without spaces. `follow` returns the next token of the word with an index, after its last node,
-    which is evaluated. By default, it is the token that the member writes.
+    without spaces. `follow` gets the index of a word and its last node, which is evaluated, and
+    returns the word's next token. Default: the one that the member writes.
     """
     before = member.text(start)
     ends = list(firsts)

@@ -48,7 +48,7 @@ class RoundOutcome:
         scored: the same candidates with their scores, in the same order.
         winner: index of the winner.
         margins: the margins of each member, by member name.
-        committed: the winner, or a prefix of it if ``max_new_tokens`` does not allow all of it.
+        committed: the winner, or the part of it that ``max_new_tokens`` allows.
         forced: whether the grammar determined the text, so that no member was asked.
     """
 
@@ -78,7 +78,7 @@ def play_round(
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
 
-    ``drafts`` decides who proposes when, and what else passes evaluate. It changes no result.
+    ``drafts`` decides who proposes when, and what passes evaluate in advance. It changes no result.
 
     Raises:
         DecodingError: no member can score any candidate.
@@ -100,9 +100,9 @@ def play_round(
 def choose_best(
     pool: Pool, scored: Sequence[results.Candidate], margins: dict[str, tuple[float, ...]]
 ) -> RoundOutcome:
-    """Choose the candidate with the lowest score, from a pool with scores in the same order.
+    """Choose the candidate with the lowest score from a pool, whose scores are in the same order.
 
-    If it has more tokens than a member's limit allows, its longest prefix within the limit counts.
+    If a limit of tokens does not allow all of it, its longest prefix within the limit is committed.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -119,9 +119,9 @@ def choose_best(
 def _commit(
     candidate: PoolCandidate, members: Sequence[MemberState], top_logprobs: int | None
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
-    """Commit a candidate in every member's tree. Return its tokens, if `top_logprobs` are set."""
     tokens = {}
     if top_logprobs is not None:
+        # members score the tokens that they have only written
         steps = []
         for member, end in candidate.nodes.items():
             path = member.tree.path(end)
@@ -139,9 +139,9 @@ def _commit(
 
 
 def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
-    """Choose text that the grammar determines, without a proposal of any member.
+    """Return a round with the text that the grammar determines, for which no member is asked.
 
-    None if the grammar leaves a choice, or a limit is too low: then members propose what fits.
+    None if the grammar leaves a choice, or if a member has no room for this text.
     """
     opening, grammar = members[0].opening, members[0].grammar
     text = "" if grammar is None or opening.is_reply else grammar.forced()
@@ -149,7 +149,7 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
         return None
     pool = Pool(opening)
     candidate = pool.suggest(opening.with_spaces(text), ends=grammar.ends_after(text))
-    # every member must have room for the text
+    # every member must have room for it, or members propose what fits
     for member in members:
         pool.encode(member, candidate)
     if len(candidate.nodes) < len(members) or not pool.fits(candidate):
@@ -162,7 +162,7 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
 class Response:
     """One response while it grows: its text, its rounds, and its log-likelihoods by member.
 
-    A calibration, if there is one, gives the finished response its confidence.
+    The calibration, if there is one, computes its confidence in the end.
     """
 
     members: Sequence[MemberState]
@@ -173,7 +173,7 @@ class Response:
     member_logprobs: dict[str, float] = field(default_factory=dict)
 
     def count(self, outcome: RoundOutcome) -> None:
-        """Add the members' log-likelihoods of the winner of a round, before it is committed."""
+        """Add the members' log-likelihoods of the winner. Call this before the commit."""
         winner, scored = outcome.pool[outcome.winner], outcome.scored[outcome.winner]
         if scored.logprob is not None:
             for member in self.members:
@@ -182,8 +182,8 @@ class Response:
                     self.member_logprobs[member.name] = so_far + winner.logprob(member)
 
     def cut(self) -> None:
-        """Remove what a stop sequence cut off from the rounds, and the tokens that begin there."""
-        # the last rounds lose as many characters as the response has lost
+        """Cut the texts and tokens of the last rounds where the transcript was cut."""
+        # they lose as many characters as the response has lost
         left = sum(len(done.text) for done in self.rounds) - len(self.transcript.text)
         for number, done in reversed([*enumerate(self.rounds)]):
             if left <= 0:
@@ -201,7 +201,7 @@ class Response:
     def event(
         self, shown: str, finish: FinishReason | None = None, cut_by: str = ""
     ) -> StreamEvent:
-        """Return an event with the last round. With `finish`, it is the response's last event."""
+        """Return an event with the last round, and with the result if `finish` is given."""
         first, generation = self.members[0], None
         if finish is not None:
             shown += self.transcript.flush()
@@ -234,10 +234,10 @@ def decode(
     """Play rounds until a response ends, and yield one event per committed span.
 
     Args:
-        response: the response, without rounds.
-        play: the function that plays a round.
-        top_logprobs: number of likeliest tokens that rounds list with each committed token. None if
-            rounds have no log-probabilities of tokens.
+        response: a response without rounds.
+        play: plays a round.
+        top_logprobs: number of likeliest tokens that rounds list with each committed token; None
+            for no log-probabilities of tokens.
     """
     members, grammar = response.members, response.members[0].grammar
     for index in count():
@@ -273,7 +273,7 @@ def decode(
 
 
 def pool_texts(members: Sequence[MemberState], texts: Sequence[str], *, ends: bool) -> Pool:
-    """Return a pool of texts, each a response, and add their tokens to every member's tree."""
+    """Return a pool of whole responses, and add their tokens to every member's tree."""
     opening = members[0].opening
     pool = Pool(opening)
     for text in texts:
@@ -305,14 +305,14 @@ def score_texts(members: Sequence[MemberState], pool: Pool) -> Generator[Ask | S
 
 
 def choose(members: Sequence[MemberState], choices: Sequence[str]) -> Steps[RoundOutcome]:
-    """Play the round of a response that is one of several texts, each with the end of the response.
+    """Play the only round of a response that is one of several texts.
 
-    The NLL of a text is the sum over its tokens and the end, in nats, and F is the weighted mean
-    over the members. A member that cannot score one of the texts takes no part in the choice. The
-    whitespace with which members begin a reply does not count towards the limit of tokens.
+    The NLL of a text is the sum over its tokens and the end of the response, in nats, and F is the
+    weighted mean over the members. A member that cannot score all texts takes no part. The
+    whitespace with which a member begins a reply does not count towards the limit of tokens.
 
     Raises:
-        ContextWindowError: a text does not fit a window together with this whitespace.
+        ContextWindowError: a member's window has no room for a text and this whitespace.
         DecodingError: no member can score all texts.
     """
     opening = members[0].opening
@@ -328,7 +328,7 @@ def choose(members: Sequence[MemberState], choices: Sequence[str]) -> Steps[Roun
                 f"in its context window of {member.window}. Shorten the prompt, or leave it out."
             )
     sums = [[-c.logprob(member) for c in pool.candidates] for member in members]
-    # a member that cannot score all texts has no say
+    # who cannot score all texts has no say
     sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
     weights = [member.weight for member in members]
     scored = []
@@ -349,7 +349,7 @@ def usage(members: Sequence[MemberState]) -> Usage:
         completion_tokens={member.name: member.response_tokens for member in members},
         forward_passes={member.name: member.passes for member in members},
         tokens_processed={member.name: member.tokens for member in members},
-        # text that a grammar forces before the first pass can be kept from an earlier response, too
+        # an earlier request may also have had text that the grammar forces before the first pass
         cached_tokens={m.name: min(m.reused, m.prompt_tokens) for m in members},
     )
 
@@ -357,13 +357,13 @@ def usage(members: Sequence[MemberState]) -> Usage:
 def _finish(
     outcome: RoundOutcome, members: Sequence[MemberState], transcript: Transcript
 ) -> tuple[FinishReason | None, str]:
-    """Return why the response ends after this round, if it does, and the limit that ends it."""
+    # why the response ends after this round, if it does, and the limit that ends it, in words
     winner, grammar = outcome.pool[outcome.winner], members[0].grammar
     if transcript.stopped:
         return transcript.stopped, ""
     if outcome.committed.ends or (grammar is not None and grammar.is_final):
         return "stop", ""
-    # otherwise, a limit may have been reached
+    # a limit may have been reached
     if any(member.room(end) <= 0 for member, end in winner.nodes.items()):
         limit = members[0].limit
         tokens = "token" if limit == 1 else "tokens"

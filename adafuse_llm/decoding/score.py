@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from adafuse_llm import results
 from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep
@@ -15,6 +16,7 @@ from adafuse_llm.text.words import leading_space
 from adafuse_llm.tree.tokens import Node
 
 
+@dataclass(eq=False)
 class PoolCandidate:
     """A candidate of the pool, with its nodes in each member's tree.
 
@@ -23,18 +25,17 @@ class PoolCandidate:
         shown: the part of the text that belongs to the response.
         ends: whether the response ends after the text.
         proposers: the members that proposed the candidate, in member order.
-        nodes: the candidate's last node in each member's tree. A member is missing if it has not
+        nodes: the candidate's last node in each member's tree. A member is absent if it has not
             encoded the text, or has no room for it in its context window.
-        exact: members whose tokens decode to exactly the text. Other members cannot score it.
+        exact: members whose tokens decode to exactly the text. Others cannot score it.
     """
 
-    def __init__(self, text: str, shown: str, ends: bool) -> None:
-        self.text = text
-        self.shown = shown
-        self.ends = ends
-        self.proposers: list[MemberState] = []
-        self.nodes: dict[MemberState, Node] = {}
-        self.exact: set[MemberState] = set()
+    text: str
+    shown: str
+    ends: bool
+    proposers: list[MemberState] = field(default_factory=list)
+    nodes: dict[MemberState, Node] = field(default_factory=dict)
+    exact: set[MemberState] = field(default_factory=set)
 
     def terms(self, member: MemberState) -> int:
         """Return the number of terms in the mean `nll`, or 0 if the member cannot score."""
@@ -53,7 +54,7 @@ class PoolCandidate:
     def logprob(self, member: MemberState) -> float:
         """Return the log-likelihood of the candidate in nats; -infinity if it cannot be scored.
 
-        If the response ends after the candidate, this includes the log-probability of the end.
+        It includes the end of the response if this follows.
         """
         if member not in self.exact:
             return -math.inf
@@ -65,9 +66,9 @@ class PoolCandidate:
         assert len(known) == len(terms), "the candidate is not evaluated"
         if member.grammar is not None:
             for place, before in enumerate([start, *path][: len(known)]):
-                if member.permits.is_forced(before):  # the grammar leaves one alternative
+                if member.permits.is_forced(before):
                     known[place] = 0.0
-                elif before is start:  # relative to what the grammar permits, as all candidates are
+                elif before is start:  # all candidates are relative to what the grammar permits
                     known[place] -= member.next(start).mass
         return math.fsum(known) if known else -math.inf
 
@@ -81,8 +82,8 @@ class Pool:
 
     Args:
         opening: the beginning of the response. At the start of a reply, texts that differ only in
-            leading whitespace are one candidate. Each member reads this candidate with the leading
-            whitespace of the member's own proposal, and a candidate of only whitespace as it is.
+            leading whitespace are one candidate, and each member reads it with the leading
+            whitespace of its own proposal.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -93,10 +94,10 @@ class Pool:
         self._leading: dict[MemberState, str] = {}
 
     def add(self, member: MemberState, proposal: Proposal) -> PoolCandidate:
-        """Add the spans of a member, and return the candidate of its likeliest span."""
+        """Add a member's spans, and return the candidate of the likeliest one."""
         self._members[member] = None
         texts = [member.opening.from_tree_text(member.text(span.node)) for span in proposal.spans]
-        # at the start of a reply, a member keeps the whitespace with which it begins
+        # a member keeps the whitespace with which it begins a reply
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         candidates = [
@@ -112,7 +113,7 @@ class Pool:
 
     def suggest(self, text: str, *, ends: bool) -> PoolCandidate:
         """Return the candidate with this text. If the pool does not have it, add it first."""
-        key = (self._opening.comparison_key(text), ends)
+        key = (text.lstrip() if self._opening.is_reply else text, ends)
         if key not in self._by_key:
             self._by_key[key] = PoolCandidate(text, self._opening.visible(text), ends)
             self.candidates.append(self._by_key[key])
@@ -121,8 +122,7 @@ class Pool:
     def prefixes(self, candidate: PoolCandidate) -> Iterator[PoolCandidate]:
         """Yield the prefixes of a candidate, the longest first. The last one has no tokens.
 
-        A prefix ends at a token of the candidate's first proposer, but not inside a character. The
-        members of this pool have encoded it, if their context windows have room for it.
+        A prefix ends at a token of the first proposer, but not inside a character.
         """
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
@@ -139,9 +139,9 @@ class Pool:
         yield prefix
 
     def fits(self, candidate: PoolCandidate) -> bool:
-        """Return whether a candidate leaves every member within its limit of tokens.
+        """Return whether a candidate is within every member's limit of tokens.
 
-        Under a grammar, it must also end at the end of a character.
+        Under a grammar, it must also end with a whole character.
         """
         return all(
             member.room(end) >= 0 and member.permits.is_whole(end)
@@ -155,9 +155,8 @@ class Pool:
 
         Args:
             member: the member.
-            may_win: whether the next round may begin after a candidate, so that the pass also
-                evaluates its last node. If it is None, no round follows, so only the distributions
-                after the first and the last token are needed.
+            may_win: returns whether the pass also evaluates the candidate's last node, because the
+                next round may begin there. None: no round follows.
         """
         nodes: list[Node] = []
         scored: list[Node] = []
@@ -173,7 +172,7 @@ class Pool:
         yield from member.evaluate(nodes, dict.fromkeys(scored))
 
     def encode(self, member: MemberState, candidate: PoolCandidate) -> Node | None:
-        """Return a candidate's last node for a member, or None if the member cannot score it."""
+        """Return a candidate's last node in a member's tree; None if it cannot score it."""
         self._members[member] = None
         if member not in candidate.nodes:
             encoded = member.encode(self.written(member, candidate.text))
@@ -194,7 +193,7 @@ class Pool:
         return f"its tokenizer cannot write the text: {change}"
 
     def expect(self, members: Sequence[MemberState]) -> Steps[None]:
-        """Assume that a reply begins with the whitespace of each member's likeliest first token."""
+        """Let each member read a reply with the whitespace of its own likeliest first token."""
         if not self._opening.is_reply:
             return
         yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
@@ -205,14 +204,14 @@ class Pool:
                 self._leading[member] = leading_space(member.text(first))
 
     def written(self, member: MemberState, text: str) -> str:
-        """Return the text that a member's tree gains if `text` is committed."""
+        """Return the text that a member's tree gains with a candidate of this text."""
         if member in self._leading and text.strip():
             return self._leading[member] + text.lstrip()
         return member.opening.tree_text(text)
 
 
 Scorer = Callable[[PoolCandidate, Sequence[MemberState]], results.Candidate]
-"""A function that scores a candidate after the members have read it."""
+"""A function that scores a candidate that the members have read."""
 
 
 def score(candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
@@ -224,9 +223,9 @@ def score(candidate: PoolCandidate, members: Sequence[MemberState]) -> results.C
 
 
 def fuse(values: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Return the weighted mean of the finite values: of NLLs, this is the score F (equation 5).
+    """Return the weighted mean of the finite values: of NLLs, the score F (equation 5).
 
-    Return None if no member with a finite value has a weight above 0.
+    None if no member with a finite value has a weight above 0.
     """
     finite = [(w, value) for w, value in zip(weights, values, strict=True) if math.isfinite(value)]
     total = math.fsum(w for w, _ in finite)
@@ -240,7 +239,7 @@ def to_result(
     score: float | None,
     logprob: float | None = None,
 ) -> results.Candidate:
-    """Return a candidate as a result model. Infinite NLLs are left out.
+    """Return a candidate as a result, without infinite NLLs.
 
     With a `logprob`, all members with a finite NLL must have evaluated the candidate.
     """

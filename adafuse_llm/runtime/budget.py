@@ -27,19 +27,14 @@ class CacheBudget:
         running: Iterable[Needs] = (),
         least: int | None = None,
     ) -> tuple[Needs, int]:
-        """Return the maximum number of cache bytes that a request needs on each device.
-
-        Where memory is short, the limit is halved down to `least`, if that is given.
+        """Return the maximum bytes that a request needs on each device, and its limit of tokens.
 
         Args:
             members: the members that decode.
             limit: maximum number of new tokens.
             spare: maximum number of tokens that a tree holds in addition to the committed ones.
             running: the needs of the requests that run.
-            least: lowest limit. None: the limit stays.
-
-        Returns:
-            The bytes by device, and the limit.
+            least: where memory is short, the limit is halved, but not below this. None: it stays.
 
         Raises:
             CacheMemoryError: the request needs more than the limit of a device.
@@ -58,8 +53,8 @@ class CacheBudget:
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
-                # Half of the memory that no request holds. How much of their reservations the
-                # running requests hold already is unknown, so the limit stays if it can be that.
+                # Half of the memory that no request holds. Nobody knows how much of what the
+                # running requests reserve they hold already, so a limit in this range stays.
                 free = backend.free_bytes()
                 lowest, most = free // 2, (free + _sum(running)[place]) // 2
                 self._limits[place] = min(max(self._limits.get(place, 0), lowest), most)

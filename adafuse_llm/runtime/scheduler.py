@@ -1,24 +1,23 @@
 """The scheduler: runs jobs and batches the queries that they send to members.
 
-A job is one response of a request, or the scores that a request asks for. Any thread can submit
-jobs. One thread, the coordinator, runs the jobs' own code (rounds, tokenizers). A job resumes when
-its members have answered all its queries. Synchronous, asynchronous and batched calls all use this
-one loop.
+A job is one response of a request, or the scores that a request asks for. One thread, the
+coordinator, runs the jobs' own code (rounds, tokenizers). A job resumes when its members have
+answered all its queries. Synchronous, asynchronous and batched calls all use this one loop.
 
 Jobs start in the order of arrival, within the limits of `RuntimeConfig`. None overtakes another, so
 all later jobs wait behind one that needs much memory.
 
 Each lane (`Backend.lane`) has its own thread, so only one thread ever uses a model. Transformers
-members on the same device share a lane, because they share the threads of torch. When a lane is
-free, it evaluates the oldest query that waits for it, together with all queries that wait for the
-same member. So jobs that are out of step soon share passes.
+members on the same device share a lane, because they share the threads of torch. A lane that is
+free evaluates the oldest query that waits for it, together with all others to the same member. So
+jobs that are out of step soon share passes.
 
 A member reads a long prompt in pieces (`Backend.read_piece`), after each of which the query waits
 again. While other jobs write, `READ_PATIENCE` of their evaluations go first, also those of other
 members in this process.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs that
-are cancelled or late, and it still serves the other lanes.
+are cancelled or late, and serves the other lanes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.checks import check_results
@@ -55,11 +54,11 @@ EXIT_SECONDS = 30.0
 """Seconds that the interpreter waits at exit for a forward pass to finish."""
 
 READ_PATIENCE = 4
-"""Number of evaluations that go before a piece of a prompt, so most rounds wait for one piece."""
+"""Number of evaluations that go before a piece of a prompt. So most rounds wait for one piece."""
 
 RUNNING_SECONDS, WAITING_SECONDS = 0.05, 0.25
-"""Maximum seconds after which the coordinator notices that a job is cancelled or late. Nobody tells
-when a `cancel` is set, so it looks at each; 8,000 waiting jobs take 4 ms."""
+"""Maximum seconds until the coordinator notices that a job is cancelled or late. It must look at
+each, which takes 4 ms for 8,000 waiting jobs."""
 
 Work = Callable[[], None]
 
@@ -72,11 +71,6 @@ class PendingQuery:
     asked: MemberQuery
     is_reading: bool = False  # whether the member has read only a part of the prompt
 
-    @property
-    def backend(self) -> Backend:
-        """The backend that evaluates the query."""
-        return self.asked.member.backend
-
 
 class _Lane(threading.Thread):
     """The queries that wait for one lane, oldest first, and the thread that evaluates them.
@@ -84,8 +78,8 @@ class _Lane(threading.Thread):
     Attributes:
         beside: the lanes that compute in this process, if this one does.
         batch: the queries that are being evaluated.
-        passes: number of evaluations `beside` since the lane read a piece of a prompt, without
-            those that only read.
+        passes: number of evaluations `beside`, except those that only read, since the lane has
+            read a piece of a prompt.
         work: what the thread does, in order. None ends it.
     """
 
@@ -98,13 +92,14 @@ class _Lane(threading.Thread):
         self.work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def next_batch(self) -> list[PendingQuery]:
-        """Take the oldest query and all others to its backend; none if none can be evaluated."""
+        """Take the oldest query that can be evaluated now, and all others to its member."""
         # a piece of a prompt waits for some evaluations of the jobs that write
         pending = [query for lane in self.beside for query in (*lane.waiting, *lane.batch)]
         reading = {query.job for query in pending if query.is_reading}
         may_read = self.passes >= READ_PATIENCE or all(query.job in reading for query in pending)
         ready = [query for query in self.waiting if may_read or not query.is_reading]
-        self.batch = [query for query in ready if query.backend is ready[0].backend]
+        names = [query.asked.member.name for query in ready]
+        self.batch = [query for query, name in zip(ready, names, strict=True) if name == names[0]]
         taken = set(self.batch)
         self.waiting = [query for query in self.waiting if query not in taken]
         if not all(query.is_reading for query in self.batch):
@@ -186,8 +181,13 @@ class Scheduler:
                 " Try again later, or allow more."
             )
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Submit jobs that have begun. They enter the queue together, or an error says why not."""
+    def submit(self, jobs: Sequence[Job], deliver: Callable[[int, Any], None]) -> None:
+        """Begin jobs, and put them into the queue together, or raise an error that says why not.
+
+        `deliver` receives the index of a job with each of its events.
+        """
+        for index, job in enumerate(jobs):
+            job.begin(partial(deliver, index))
         with self._lock:
             self.check_accepts()
             if not self._coordinator.is_alive():  # also in a forked child
@@ -201,7 +201,7 @@ class Scheduler:
         for job in jobs:
             job.abandoned = True
         if self._coordinator.is_alive():
-            self._coordinator.abandon(jobs)
+            self._coordinator.inbox.put(partial(self._coordinator.end_stopped, jobs))
 
     def close(self, timeout: float | None = None) -> tuple[str, ...]:
         """End all jobs, wait up to `timeout` seconds, and return the members that still compute."""
@@ -216,9 +216,9 @@ class Scheduler:
 class _Coordinator(threading.Thread):
     """The thread that runs jobs: at most `most` at a time, as far as they fit the `budget`.
 
-    Only this thread changes its jobs and lanes. Others put work for it into its inbox, and add to
-    `unfinished`, which has all jobs that have not ended. It has no reference to its scheduler, so
-    an engine that nobody uses is freed with its members.
+    Only this thread changes its jobs and lanes. Others put work for it into its `inbox`, and add to
+    `unfinished`, the jobs that have not ended. It has no reference to its scheduler, so an engine
+    that nobody uses is freed with its members.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class _Coordinator(threading.Thread):
         self._most = most
         self._budget = budget
         self._work = work
-        self._inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._waiting: dict[Job, None] = {}  # in order of arrival
         self.running: dict[Job, None] = {}
         self.unfinished: set[Job] = set()
@@ -252,7 +252,7 @@ class _Coordinator(threading.Thread):
     @property
     def evaluated(self) -> tuple[str, ...]:
         batches = [lane.batch for lane in self._lanes.values() if lane.is_alive()]
-        return tuple(batch[0].backend.name for batch in batches if batch)
+        return tuple(batch[0].asked.member.name for batch in batches if batch)
 
     def start(self) -> None:
         try:
@@ -269,22 +269,19 @@ class _Coordinator(threading.Thread):
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self.unfinished.update(jobs)
-        self._inbox.put(lambda: self._waiting.update(dict.fromkeys(jobs)))
-
-    def abandon(self, jobs: Sequence[Job]) -> None:
-        self._inbox.put(lambda: self._end_stopped(jobs))
+        self.inbox.put(lambda: self._waiting.update(dict.fromkeys(jobs)))
 
     def stop(self) -> None:
-        self._inbox.put(self._close)
+        self.inbox.put(self._close)
 
     def run(self) -> None:
         while not self._is_closed:
             try:
                 # do what others asked for, and end jobs that are cancelled or late
                 self._empty_inbox()
-                self._end_stopped(list(self.running))
+                self.end_stopped(list(self.running))
                 if (now := time.monotonic()) >= self._next_look:
-                    self._end_stopped(list(self._waiting))
+                    self.end_stopped(list(self._waiting))
                     self._next_look = now + WAITING_SECONDS
                 # start jobs, and give work to lanes that are free
                 self._admit()
@@ -308,17 +305,17 @@ class _Coordinator(threading.Thread):
             lane.join()
 
     def _empty_inbox(self) -> None:
-        # a short wait while jobs can be cancelled
+        # the wait is short while there are jobs, which can be cancelled
         timeout = RUNNING_SECONDS if self.unfinished else None
         try:
-            work = self._inbox.get(timeout=timeout)
+            work = self.inbox.get(timeout=timeout)
             while True:
                 work()
-                work = self._inbox.get_nowait()
+                work = self.inbox.get_nowait()
         except queue.Empty:
             return
 
-    def _end_stopped(self, jobs: Iterable[Job]) -> None:
+    def end_stopped(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if job in self.unfinished and job.ends_early():
                 self._end(job)
@@ -335,13 +332,13 @@ class _Coordinator(threading.Thread):
             self._resume(job)
 
     def _evaluate(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
-        """On the lane's thread, evaluate a batch. The coordinator gets the outcomes."""
+        # on the lane's thread
         outcomes: Sequence[Outcome] | BaseException
         try:
             outcomes = _evaluate_batch(batch)
         except BaseException as error:  # a defect in this module
             outcomes = error
-        self._inbox.put(partial(self._resume_answered, lane, batch, outcomes))
+        self.inbox.put(partial(self._resume_answered, lane, batch, outcomes))
 
     def _resume_answered(
         self,
@@ -377,7 +374,7 @@ class _Coordinator(threading.Thread):
         self.running.pop(job, None)
         self._waiting.pop(job, None)
         self.unfinished.discard(job)
-        job.close()
+        job.steps.close()
         for lane in self._lanes.values():
             lane.waiting = [query for query in lane.waiting if query.job is not job]
         # every lane frees memory before it evaluates queries of later jobs
@@ -405,8 +402,8 @@ Outcome = AdaFuseError | Literal["answered", "reading"]
 
 
 def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
-    """Read a piece of the prompts of queries to one member, and evaluate those that are read."""
-    backend = batch[0].backend
+    # read a piece of the prompts, and evaluate those that have no rest
+    backend = batch[0].asked.member.backend
     failure: BaseException
     try:
         is_read = backend.read_piece([pending.asked.query.tree for pending in batch])
@@ -421,7 +418,7 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
         failure = error
     if isinstance(failure, MemberUnavailableError):
         return [failure] * len(batch)
-    # evaluate every query alone, so that only the faulty ones fail
+    # every query alone, so that only the faulty ones fail
     if len(batch) > 1:
         return [_evaluate_batch([pending])[0] for pending in batch]
     # the drafts of a query may be to blame

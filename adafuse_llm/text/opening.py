@@ -1,11 +1,11 @@
 """The beginning of a response.
 
-A prompt often ends in spaces, but tokenizers join a space to the word after it. So the members read
-such a prompt without its last spaces, and write them as the beginning of their next tokens. These
+A prompt often ends in spaces, but tokenizers join a space to the word after it. So members read
+such a prompt without its last spaces, and write them at the beginning of their next tokens. These
 spaces belong to the prompt, not to the response.
 
-After a chat template, some members begin a reply with whitespace and others do not. Whitespace
-before the first other character is no part of the reply.
+After a chat template, some members begin a reply with whitespace and others do not. This whitespace
+is no part of the reply.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class Opening:
 
     Attributes:
         spaces: number of spaces (U+0020) at the end of the prompt that are not committed yet.
-        is_reply: whether the response is a reply to messages that has no character other than
-            whitespace yet.
-        is_held: whether the prompt in the member's tokens already contains the spaces.
+        is_reply: whether the response is a reply to messages that is empty so far.
+        is_held: whether the member's tokens of the prompt have the spaces.
     """
 
     spaces: int = 0
@@ -47,12 +46,8 @@ class Opening:
         """Return the part of the next text that belongs to the response."""
         return text.lstrip() if self.is_reply else text[self.spaces :]
 
-    def comparison_key(self, text: str) -> str:
-        """Return the text by which candidates are compared."""
-        return text.lstrip() if self.is_reply else text
-
     def tree_text(self, text: str) -> str:
-        """Return what the member's tree gains if `text` is the next text."""
+        """Return the part of the next text that the member's tree gains."""
         return text[self.spaces :] if self.is_held else text
 
     def from_tree_text(self, text: str) -> str:
@@ -66,9 +61,9 @@ class Opening:
 
 
 class SpaceTokens:
-    """The tokens of a vocabulary that begin with spaces, without those that are `excluded`.
+    """The tokens of a vocabulary that begin with spaces, except those that are `excluded`.
 
-    The `texts` are those of the tokens in the middle of a text, by id.
+    `texts` has each token's text in the middle of a text, by id.
     """
 
     def __init__(self, texts: Sequence[str], excluded: Collection[int] = ()) -> None:
@@ -85,7 +80,7 @@ class SpaceTokens:
         self._masks: dict[int, bytes] = {}
 
     def can_write(self, spaces: int) -> bool:
-        """Return whether some tokens continue a text that still lacks this number of spaces."""
+        """Return whether tokens can write this number of spaces, and perhaps more text."""
         longest = max(self._leading.values(), default=0)
         sizes = set(self._only_spaces.values())
         for lacking in range(len(self._writable), spaces + 1):
@@ -96,9 +91,9 @@ class SpaceTokens:
         return self._writable[spaces]
 
     def mask(self, spaces: int) -> bytes:
-        """Return the tokens that begin with this number of spaces, or consist of some of them.
+        """Return the tokens with which a text can go on that lacks this number of spaces.
 
-        They are a bit mask in the format of ``Node.allowed``.
+        They begin with so many spaces, or are some of them. The format is that of ``Node.allowed``.
         """
         if spaces not in self._masks:
             self.can_write(spaces)

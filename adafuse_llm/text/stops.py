@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
@@ -17,43 +18,33 @@ _CALL = re.compile(rf"{CALL_OPENS}[\s\S]*?{CALL_CLOSES}")
 _BARE_CALL = re.compile(r'^\{.*"arguments".*\}$', re.MULTILINE)  # in a reply that begins with JSON
 
 
+@dataclass
 class Transcript:
     """The committed spans of a response, cut before the first stop sequence.
 
-    Args:
+    Attributes:
         stops: the stop sequences.
-        can_end: returns whether a text is a complete response. A stop sequence has no effect if the
-            text before it is not. Default: every text is complete.
+        can_end: returns whether a text is a complete response. A stop sequence counts only behind
+            such a text. Default: every text is complete.
         turns: beginnings of a next turn, which also end the response, without the whitespace before
             them.
         calls: whether the response may call tools. Then a call that it has made before ends it,
             because small models repeat one call without end.
         prefix: text with which the chat templates began the response.
-
-    Attributes:
         text: the response so far, up to what has ended it.
         shown: number of its characters that `push` and `flush` have released.
         stopped: ``"stop_sequence"`` after a stop sequence, ``"stop"`` after a turn or a repeated
             call, and None before.
     """
 
-    def __init__(
-        self,
-        stops: Sequence[str] = (),
-        can_end: Callable[[str], bool] | None = None,
-        turns: Sequence[str] = (),
-        *,
-        calls: bool = False,
-        prefix: str = "",
-    ) -> None:
-        self.text = ""
-        self.shown = 0
-        self.stopped: Literal["stop", "stop_sequence"] | None = None
-        self._stops = tuple(stops)
-        self._can_end = can_end
-        self._turns = tuple(turns)
-        self._calls = calls
-        self._prefix = prefix
+    stops: Sequence[str] = ()
+    can_end: Callable[[str], bool] | None = None
+    turns: Sequence[str] = ()
+    calls: bool = False
+    prefix: str = ""
+    text: str = ""
+    shown: int = 0
+    stopped: Literal["stop", "stop_sequence"] | None = None
 
     def push(self, span: str) -> str:
         """Add a span, and return the text that can be shown now.
@@ -63,14 +54,14 @@ class Transcript:
         before = len(self.text)
         self.text += span
         # the first stop sequence or next turn ends the response
-        cut = self._first(self._stops, before, self._can_end)
-        turn = self._first(self._turns, before)
+        cut = self._first(self.stops, before, self.can_end)
+        turn = self._first(self.turns, before)
         if turn is not None and (cut is None or turn < cut):
             self.text, self.stopped = self.text[:turn].rstrip(), "stop"
         elif cut is not None:
             self.text, self.stopped = self.text[:cut], "stop_sequence"
-        elif self._calls and ("}" in span or ">" in span):  # a call may end here
-            answer = split_reasoning(self.text, self._prefix)[1]
+        elif self.calls and ("}" in span or ">" in span):  # a call may end here
+            answer = split_reasoning(self.text, self.prefix)[1]
             pattern = _BARE_CALL if answer.lstrip()[:1] in ("{", "[", "`") else _CALL
             calls = [*pattern.finditer(answer)]
             if len({match[0] for match in calls}) < len(calls):
@@ -79,24 +70,22 @@ class Transcript:
         # what can still become a stop sequence or a turn waits
         visible = len(self.text)
         if not self.stopped:
-            visible -= begun_size(self.text, self._stops)
-            if self._turns:
-                turn = begun_size(self.text, self._turns)
+            visible -= begun_size(self.text, self.stops)
+            if self.turns:
+                turn = begun_size(self.text, self.turns)
                 visible = min(visible, len(self.text[: len(self.text) - turn].rstrip()))
-        return self._release(visible)
+        start, self.shown = self.shown, max(self.shown, visible)
+        return self.text[start:visible]
 
     def flush(self) -> str:
         """Release the text that was held back. The response has ended."""
-        return self._release(len(self.text))
-
-    def _release(self, end: int) -> str:
-        shown, self.shown = self.text[self.shown : end], max(self.shown, end)
-        return shown
+        start, self.shown = self.shown, len(self.text)
+        return self.text[start:]
 
     def _first(
         self, texts: Sequence[str], before: int, can_end: Callable[[str], bool] | None = None
     ) -> int | None:
-        # where the first of the texts begins that ends after index `before`, if any
+        # where the first of the texts begins that the last span has completed, if any
         starts = []
         for text in texts:
             start = max(0, before - len(text) + 1) - 1
@@ -109,7 +98,7 @@ class Transcript:
 
 
 def begun_size(text: str, beginnings: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that begins one of the texts in part."""
+    """Return the length of the longest end of `text` with which one of the texts can begin."""
     sizes = (
         size
         for each in beginnings

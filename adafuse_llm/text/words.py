@@ -1,10 +1,8 @@
 """Find the ends of words (§3.1, §3.3).
 
-A word is optional leading whitespace followed by non-whitespace, and ends at the next whitespace.
-Scripts without spaces between words have no such ends, so a word has a limit of their letters.
-A member writes a word token by token, but these functions see only text. A text that ends in U+FFFD
-may end inside a UTF-8 character. Such a word is not complete while another token can complete the
-character.
+A word is optional whitespace followed by other characters, and ends at the next whitespace. Scripts
+without spaces between words have no such ends, so a word has a limit of their letters. A text that
+ends in U+FFFD may end inside a UTF-8 character, which further tokens can complete.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from adafuse_llm.errors import InvalidInputError
 
 REPLACEMENT = "\ufffd"
 CHARACTER_TOKENS = 3
-"""Number of tokens that a word may have above its limit to complete a UTF-8 character."""
+"""Number of further tokens with which a word may complete a UTF-8 character."""
 
 UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u3005-\u3007\u3021-\u3029"
@@ -44,10 +42,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def added(before: str, after: str) -> str:
-    """Return the text that `after` adds to `before`.
-
-    If `before` ends inside a character and `after` completes it, the character counts as added.
-    """
+    """Return the text that `after` adds to `before`, with a character that it completes."""
     if after.startswith(before):  # the usual case, and fast
         return after[len(before) :]
     return after[same_start(before, after) :]
@@ -59,18 +54,13 @@ def same_start(left: str, right: str) -> int:
     return next((size for size, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
-def is_incomplete(text: str) -> bool:
-    """Return whether `text` may end inside a UTF-8 character."""
-    return text.endswith(REPLACEMENT)
-
-
 def is_closed(word: str, tokens: int, limit: int) -> bool:
     """Return whether a word is complete, whichever token follows.
 
     A word is complete if it ends in whitespace or has `limit` tokens. A word that ends inside a
     character may have up to `CHARACTER_TOKENS` more tokens.
     """
-    if tokens >= limit and (not is_incomplete(word) or tokens >= limit + CHARACTER_TOKENS):
+    if tokens >= limit and (word[-1:] != REPLACEMENT or tokens >= limit + CHARACTER_TOKENS):
         return True
     return bool(word) and word[-1].isspace() and not word.isspace()
 
@@ -84,13 +74,14 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
     """
     if not word.strip():
         return False
-    if is_incomplete(word) and not extended.startswith(word):
+    is_incomplete = word.endswith(REPLACEMENT)
+    if is_incomplete and not extended.startswith(word):
         return False
     # whitespace ends a word, and belongs to the next one
     new = added(word, extended)
     if new[:1].isspace():
         return True
-    if is_incomplete(word) or not (new[:1] == REPLACEMENT or _unspaced_letters(new[:1])):
+    if is_incomplete or not (new[:1] == REPLACEMENT or _unspaced_letters(new[:1])):
         return False
     return _unspaced_letters(word) + max(1, _unspaced_letters(new)) > letters
 
@@ -98,7 +89,7 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
 def has_end(word: str) -> bool:
     """Return whether whitespace, or the end of the text, must follow a complete word.
 
-    It need not follow a word that ends in whitespace, or one of a script without spaces.
+    None need follow a word that ends in whitespace, or one of a script without spaces.
     """
     return not word[-1:].isspace() and not _unspaced_letters(word)
 

@@ -89,10 +89,9 @@ def test_a_batch_of_scores_shares_passes_and_equals_single_scores():
 
 def test_the_oldest_query_is_next_with_all_others_to_its_member():
     none: Any = None
-    backends = {name: FakeBackend(name, counting) for name in "ab"}
 
     def pending(name: str) -> scheduler.PendingQuery:
-        asked: Any = SimpleNamespace(member=SimpleNamespace(backend=backends[name]))
+        asked: Any = SimpleNamespace(member=SimpleNamespace(name=name))
         return scheduler.PendingQuery(none, asked)
 
     lane = scheduler._Lane("cpu")
