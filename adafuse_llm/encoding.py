@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from adafuse_llm.backends.base import Backend
@@ -31,32 +32,8 @@ Active = Sequence[tuple[Backend, float]]
 """The members that decode, with their weights."""
 
 
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt in one member's tokens, and what its request changes for this member.
-
-    Attributes:
-        ids: at least one token.
-        space_tokens: tokens with which the response may begin, instead of the prompt's last spaces,
-            which `ids` then lack. None if the prompt keeps its spaces.
-        form: what the grammar permits; None without one.
-        adjustment: how the distributions change; None if they do not.
-    """
-
-    backend: Backend
-    weight: float
-    ids: list[int]
-    space_tokens: SpaceTokens | None
-    form: Form | None
-    adjustment: Adjustment | None
-
-
 class Encoder:
-    """Encodes prompts for the members of an engine, and warns of prompts that work badly.
-
-    Args:
-        members: names of all members of the engine.
-    """
+    """Encodes prompts for the members of an engine, and warns of prompts that work badly."""
 
     def __init__(self, members: tuple[str, ...]) -> None:
         self._names = members
@@ -87,8 +64,7 @@ class Encoder:
             active: the members that decode.
             top: number of likeliest tokens that each distribution lists.
             seeds: the seed of each response; None if nothing is drawn.
-            to_score: whether the members score given texts. Leading whitespace of the texts then
-                counts after messages, too.
+            to_score: whether the members score given texts, whose leading whitespace then counts.
         """
         conversation, config = checked.conversation, checked.config
         check_listed([backend for backend, _ in active], top)
@@ -109,7 +85,7 @@ class Encoder:
         opening = Opening(spaces, is_reply=not is_exact)
 
         # the prompt in every member's tokens
-        prompts = []
+        prompts: list[tuple[Callable[..., MemberState], Form | None]] = []
         for backend, weight in active:
             name = backend.name
             with naming_member(name):
@@ -126,8 +102,19 @@ class Encoder:
                 ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {name!r}")
-            adjustment = _adjustment(backend, config, checked.limit) if is_free else None
-            prompts.append(EncodedPrompt(backend, weight, ids, space_tokens, form, adjustment))
+            begin = partial(
+                MemberState,
+                backend,
+                ids,
+                top,
+                weight,
+                limit=checked.limit,
+                opening=opening,
+                space_tokens=space_tokens,
+                reply_prefix=prefix,
+                adjustment=_adjustment(backend, config, checked.limit) if is_free else None,
+            )
+            prompts.append((begin, form))
 
         # the responses, which share nothing that changes
         responses = []
@@ -138,23 +125,12 @@ class Encoder:
                 sampling = Sampling(
                     seed, config.temperature, config.top_p, config.top_k, config.min_p
                 )
-            members = [
-                MemberState(
-                    prompt.backend,
-                    prompt.ids,
-                    top,
-                    prompt.weight,
-                    limit=checked.limit,
-                    opening=opening,
-                    space_tokens=prompt.space_tokens,
-                    form=None if own is None or prompt.form is None else prompt.form.of(own),
-                    reply_prefix=prefix,
-                    sampling=sampling,
-                    adjustment=prompt.adjustment,
-                )
-                for prompt in prompts
-            ]
-            responses.append(members)
+            responses.append(
+                [
+                    begin(form=form.of(own) if form and own else None, sampling=sampling)
+                    for begin, form in prompts
+                ]
+            )
         _check_windows(responses[0])
         return responses
 
@@ -169,7 +145,6 @@ class Encoder:
     def _reply_starts(
         self, checked: Checked, active: Active, response: GrammarState | None, *, to_score: bool
     ) -> tuple[dict[str, ReplyStart], str]:
-        """Return how the chat templates begin the reply, and the text that they began it with."""
         variables = self._variables(active, checked.config)
         if checked.conversation is None:
             return {}, ""
@@ -184,10 +159,10 @@ class Encoder:
         return member_variables(config.chat_template_kwargs, facts, self._names)
 
 
-def text_tokens(backend: Backend, text: str) -> list[int]:
-    """Return a member's tokens of a text behind other text."""
+def text_tokens(backend: Backend, text: str) -> tuple[list[int], bool]:
+    """Return a member's tokens of a text behind other text, and whether they are exact."""
     with naming_member(backend.name):
-        return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)[0]
+        return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)
 
 
 def check_draws(active: Active, config: AdaFuseConfig) -> None:
@@ -203,17 +178,15 @@ def check_draws(active: Active, config: AdaFuseConfig) -> None:
 
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
     """Check that all choices fit the limits of all members. Return the number of their tokens."""
-    choices = config.choices or ()
-    if members[0].opening.is_reply and (spaced := [text for text in choices if text[0].isspace()]):
+    choices, is_reply = config.choices or (), members[0].opening.is_reply
+    if is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(
             f"option 'choices': a reply to messages cannot begin with whitespace; got "
             f"{short_repr(spaced[0])}"
         )
-    sizes: list[int] = []
-    for member in members:
-        for text in choices:
-            forms = (text, f" {text}") if member.opening.is_reply else (text,)
-            sizes += map(member.size, forms)
+    # a member may begin a reply with a space
+    forms = (*choices, *(f" {text}" for text in choices)) if is_reply else choices
+    sizes = [member.size(form) for member in members for form in forms]
     longest = max(sizes)
     for member in members:
         if member.limit < longest:
@@ -233,7 +206,7 @@ def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
 def _encode(
     backend: Backend, checked: Checked, start: ReplyStart | None, *, bare: bool
 ) -> list[int]:
-    """Encode a prompt; a `bare` one without the spaces at the end of the text that it continues."""
+    # a `bare` prompt lacks the spaces at its end
     conversation = checked.conversation
     with naming_member(backend.name):
         if conversation is not None and start is not None:
@@ -251,11 +224,8 @@ def _form(
     opening: Opening,
     space_tokens: SpaceTokens | None,
 ) -> tuple[Form, SpaceTokens | None]:
-    """Return the form of a response, and the member's tokens for the spaces of the prompt.
-
-    If no token of the member begins with these spaces as the grammar requires, the tokens are None,
-    so that the member reads the spaces as a part of the prompt.
-    """
+    # the form of a response, and the tokens for the spaces of the prompt; None if no token begins
+    # with these spaces as the grammar requires, so that they stay in the prompt
     vocabulary = backend.grammar_vocabulary()
     if opening.spaces and space_tokens is not None:
         state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
@@ -267,10 +237,7 @@ def _form(
 
 
 def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustment | None:
-    """Return how a request changes a member's distributions. None if it does not.
-
-    Options that the request does not set are those of the member's checkpoint.
-    """
+    # what the request does not set is that of the member's checkpoint
     changes: dict[str, Any] = {
         name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
     }
@@ -297,9 +264,7 @@ def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustme
 
 
 def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
-    with naming_member(backend.name):
-        context = backend.codec.encode_prompt(BEFORE)
-        ids, exact = backend.codec.encode_continuation(context, text)
+    ids, exact = text_tokens(backend, text)
     if not exact or not ids:
         raise InvalidOptionError(
             f"option 'logit_bias': member {backend.name!r} cannot write the text "

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CROWD = 2
-"""Number of running requests per member above which all members propose at the same time. With so
-many requests, sharing forward passes saves more than proposing one after another."""
+"""Number of running requests per member above which all members propose at the same time. Shared
+passes then save more than drafts."""
 
 
 class EngineOptions(TypedDict, total=False):
@@ -75,9 +75,9 @@ class AdaFuseEngine(Engine):
     Args:
         members: at least one backend, each with a different name.
         config: default options, which every call can override.
-        strategy: the `Strategy` that chooses the next piece of text, or its name. ``auto`` stands
-            for ``mixture`` if the largest member has at least twice the parameters of the smallest,
-            and otherwise for ``adafuse``, the rule of the AdaFuse paper.
+        strategy: a `Strategy`, or its name. ``auto`` stands for ``mixture`` if the largest member
+            has at least twice the parameters of the smallest, and otherwise for ``adafuse``, the
+            rule of the AdaFuse paper.
         runtime: options that determine how requests run. They never change the results.
         on_round: as for `Engine`.
 
@@ -87,8 +87,7 @@ class AdaFuseEngine(Engine):
 
     Raises:
         InvalidInputError: ``members`` is empty, or two members have the same name.
-        InvalidOptionError: the strategy is unknown, ``config`` names unknown members or sets an
-            option that the strategy does not use, or its weights do not match the members.
+        InvalidOptionError: the strategy is unknown, or ``config`` does not fit it or the members.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class AdaFuseEngine(Engine):
                 "Set the name of a backend when you create it."
             )
 
-        # options, which depend on the members
+        # options, which must fit the members
         self.config = config or AdaFuseConfig()
         self.strategy = self._find(strategy)
         refuse_unused_options(self.strategy, self.config)
@@ -158,12 +157,10 @@ class AdaFuseEngine(Engine):
                 `TransformersMember`, `GGUFMember` or `ServerMember`, or a mapping of its settings,
                 also sets options of the member.
             dtype: dtype of the weights, or ``"auto"`` for the dtype of the checkpoint.
-            device_map: one device, ``"auto"``, or another device map for accelerate. It goes to
-                ``from_pretrained`` of transformers.
+            device_map: a device, ``"auto"``, or another device map of transformers.
             trust_remote_code: whether code that comes with a model may run.
             revision: revision of models from the hub.
-            **options: ``config``, ``strategy``, ``runtime`` and ``on_round``, as for the
-                constructor.
+            **options: those of the constructor.
 
         Raises:
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
@@ -205,8 +202,8 @@ class AdaFuseEngine(Engine):
         """Load the ensemble that a configuration file describes.
 
         Args:
-            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote
-                (:mod:`adafuse_llm.loading.config_file`).
+            path: a YAML or JSON file (:mod:`adafuse_llm.loading.config_file`), such as one of
+                ``adafuse tune``.
             trust_remote_code: as for `from_pretrained`; the file cannot set it.
 
         Raises:
@@ -255,8 +252,8 @@ class AdaFuseEngine(Engine):
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
 
-        Both share the members, the limits of `runtime` and the observer. Closing one of them closes
-        both. Options of `config` that the strategy does not use have their default values.
+        Both share all but the strategy, and closing one closes both. Options of `config` that the
+        strategy does not use have their default values.
 
         Raises:
             InvalidOptionError: the strategy is unknown.
@@ -273,7 +270,7 @@ class AdaFuseEngine(Engine):
         if not inside:
             return self._encoder.prompt_tokens(checked, active)
         text = checked.request.prompt or ""
-        return {backend.name: text_tokens(backend, text) for backend, _ in active}
+        return {backend.name: text_tokens(backend, text)[0] for backend, _ in active}
 
     @property
     @override
@@ -284,13 +281,12 @@ class AdaFuseEngine(Engine):
     def close(self, timeout: float | None = None) -> None:
         """End running requests and stop the threads. The engine then accepts no more requests.
 
-        All requests end at once with `EngineClosedError`. This method waits for the current forward
-        passes in this process, which cannot be interrupted. Then it closes the members that the
-        engine has loaded itself; those that were passed to the constructor stay open.
+        All requests end at once with `EngineClosedError`. Forward passes in this process cannot be
+        interrupted, so this method waits for them. Then it closes the members that the engine has
+        loaded itself; those that were passed to the constructor stay open.
 
         Args:
-            timeout: maximum seconds to wait. If a pass takes longer, this method logs a warning
-                that names its member.
+            timeout: maximum seconds to wait. A pass that takes longer gets a warning in the log.
         """
         self.scheduler.close(0)  # requests end before their members
         _close_members([member for member in self._owned if member.is_remote])
@@ -310,13 +306,13 @@ class AdaFuseEngine(Engine):
         return Run(len(jobs), start, stop, (self._on_round, on_round))
 
     def _jobs(self, request: Request) -> list[Job]:
-        """Check and encode a request, without computing anything. Return a job per response."""
+        """Check and encode a request. Return a job per response."""
         checked = request.checked(self.config)
         self.scheduler.check_accepts()
         if request.texts is not None:
             return [self._scoring(checked, request.texts)]
 
-        # whether the strategy and the members can do what the options ask for
+        # can strategy and members do what the options ask for?
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
