@@ -31,18 +31,15 @@ class Run(Generic[E]):
     """The responses (or scores) of the requests of one call of `Engine.open`, as they grow.
 
     Iterate over it once, with ``for`` or ``async for``. Each item is the number of a response and
-    its next event. With the option ``n``, a request has n responses, which are numbered one after
-    the other. A `StreamEvent` with a ``generation``, and `Scores`, are the last event of their
-    response. The iteration ends with the last event of all, or raises the first error.
-
-    When the iteration ends, or nothing refers to the run any more, the engine stops the requests
-    that are not complete.
+    its next event. With the option ``n``, a request has n responses with consecutive numbers. A
+    response ends with a `StreamEvent` that has a ``generation``, or with `Scores`. The iteration
+    ends with the last response, or raises the first error. When it ends, or nothing refers to the
+    run any more, the engine stops the requests that are not complete.
 
     Args:
         size: number of the responses.
-        start: function that starts all requests at the same time. The first item calls it.
-        stop: function that stops the requests that are not complete. Any thread can call it. It
-            has no reference to the run.
+        start: starts all requests, before the first item.
+        stop: stops those that are not complete, from any thread. It must not refer to the run.
         observers: functions to call with every round, in the thread that iterates.
     """
 
@@ -91,21 +88,18 @@ class Run(Generic[E]):
 
     def results(self) -> list[Any]:
         """Wait for all requests. Return their generations (or scores) in order."""
-        with closing(self):
-            done = dict(result for item in self if (result := _result(item)) is not None)
+        done = dict(result for item in self if (result := _result(item)) is not None)
         return [done[index] for index in range(self.size)]
 
     async def aresults(self) -> list[Any]:
         """Like `results`, but do not block the event loop."""
-        with closing(self):
-            done = dict([result async for item in self if (result := _result(item)) is not None])
+        done = dict([result async for item in self if (result := _result(item)) is not None])
         return [done[index] for index in range(self.size)]
 
     def close(self) -> None:
-        """Stop the requests that are not complete.
+        """Stop the requests that are not complete. Any thread can call this, several times.
 
-        Any thread can call this, several times. An iteration that waits for an event ends with
-        `RequestCancelledError`.
+        An iteration that waits for an event ends with `RequestCancelledError`.
         """
         self._stop()
         with self._lock:
@@ -114,7 +108,6 @@ class Run(Generic[E]):
             deliver(0, RequestCancelledError(CLOSED))
 
     def _begin(self, deliver: Deliver) -> None:
-        """Start the requests. If the run is closed or has started, raise RequestCancelledError."""
         with self._lock:
             if self._deliver is not None:
                 raise RequestCancelledError(f"{CLOSED}, or it is read a second time")
@@ -122,7 +115,7 @@ class Run(Generic[E]):
             self._start(deliver)
 
     def _observed(self, event: StreamEvent | Scores | BaseException) -> bool:
-        """Call the observers with an event's round. Return whether the response is complete."""
+        # return whether the response is complete
         if isinstance(event, BaseException):
             raise event
         if isinstance(event, Scores):

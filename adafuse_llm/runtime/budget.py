@@ -35,10 +35,8 @@ class CacheBudget:
             spare: maximum number of tokens that a tree holds in addition to the committed ones.
             running: the needs of the requests that run.
             least: where memory is short, the limit is halved, but not below this. None: it stays.
-
-        Raises:
-            CacheMemoryError: the request needs more than the limit of a device.
         """
+        # the bytes of each member, for its longest sequence
         needs: Counter[str] = Counter()
         for member in members:
             backend = member.backend

@@ -2,7 +2,7 @@
 
 A job is one response of a request, or the scores that a request asks for. One thread, the
 coordinator, runs the jobs' own code (rounds, tokenizers). A job resumes when its members have
-answered all its queries. Synchronous, asynchronous and batched calls all use this one loop.
+answered all its queries.
 
 Jobs start in the order of arrival, within the limits of `RuntimeConfig`. None overtakes another, so
 all later jobs wait behind one that needs much memory.
@@ -129,23 +129,21 @@ class Scheduler:
     """Runs jobs on threads, which end when it is closed or nothing refers to it any more.
 
     Attributes:
-        work: forward passes, and tokens in them, of each member for the jobs that have ended in any
-            way.
+        work: each member's forward passes, and tokens in them, for the jobs that have ended.
     """
 
     def __init__(self, backends: Sequence[Backend], runtime: RuntimeConfig) -> None:
         self.work = dict.fromkeys((backend.name for backend in backends), (0, 0))
-        self._lanes = {backend.name: backend.lane for backend in backends}
-        self._local = {backend.lane for backend in backends if not backend.is_remote}
+        self.closed = False
         self._runtime = runtime
         self._budget = CacheBudget(runtime.cache_bytes)
-        self.closed = False
         self._lock = threading.Lock()
+        lanes = {backend.name: backend.lane for backend in backends}
+        local = {backend.lane for backend in backends if not backend.is_remote}
+        self._new_coordinator = partial(
+            _Coordinator, lanes, local, runtime.max_requests, self._budget, self.work
+        )
         self._coordinator = self._new_coordinator()
-
-    def _new_coordinator(self) -> _Coordinator:
-        most = self._runtime.max_requests
-        return _Coordinator(self._lanes, self._local, most, self._budget, self.work)
 
     @property
     def running(self) -> int:
@@ -190,8 +188,9 @@ class Scheduler:
             job.begin(partial(deliver, index))
         with self._lock:
             self.check_accepts()
-            if not self._coordinator.is_alive():  # also in a forked child
-                self._coordinator = self._new_coordinator()  # no thread can start twice
+            # no thread can start twice, and a forked child has none
+            if not self._coordinator.is_alive():
+                self._coordinator = self._new_coordinator()
                 self._coordinator.start()
                 weakref.finalize(self, self._coordinator.stop).atexit = False
             self._coordinator.submit(jobs)
@@ -321,6 +320,7 @@ class _Coordinator(threading.Thread):
                 self._end(job)
 
     def _admit(self) -> None:
+        # in the order of arrival, beside what other engines hold
         while self._waiting and len(self.running) < self._most:
             job = next(iter(self._waiting))
             others = [coordinator for coordinator in list(_started) if coordinator is not self]
@@ -353,10 +353,12 @@ class _Coordinator(threading.Thread):
             job = pending.job
             if job not in self.running:  # the job ended during the evaluation
                 continue
+            # the rest of a prompt waits again, behind other queries
             if outcome == "reading":
                 lane.waiting.append(replace(pending, is_reading=True))
                 lane.passes = 0
                 continue
+            # a job goes on once all its queries are answered
             job.unanswered.remove(pending.asked.member)
             if isinstance(outcome, AdaFuseError):
                 self._end(job, outcome)
