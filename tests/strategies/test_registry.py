@@ -34,14 +34,6 @@ class Least(AdaFuse):
 least = Least()
 
 
-class Similar:
-    """What a strategy has, without being one."""
-
-    name = "similar"
-    options = frozenset[str]()
-    begin = Least().begin
-
-
 def text(strategy: str) -> str:
     members = [
         FakeBackend(name, lambda _, p=own: {" a": p, " b": 1 - p}, [" a", " b"])  # type: ignore[misc]
@@ -68,8 +60,6 @@ def test_the_place_of_a_strategy_imports_it(place: str) -> None:
         (f"{HERE}:Most", r"created \(AttributeError"),
         (f"{HERE}:HERE", "must be a Strategy object, or a class or function"),
         (f"{HERE}:text", r"created \(TypeError"),
-        (f"{HERE}:Similar", "must be a Strategy object, or a class or function"),
-        (Similar(), "must be one of .* or a Strategy object"),
         (3, "must be one of"),
     ],
 )

@@ -56,14 +56,6 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
                     AdaFuseEngine(fakes, AdaFuseConfig(**{option: value}), strategy=strategy)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("strategy", [AdaFuse(), Mixture(), Single()])
-def test_a_strategy_is_given_by_name_or_as_an_object(strategy: Strategy) -> None:
-    assert AdaFuseEngine([saying("a", "Yes")], strategy=strategy).strategy is strategy
-    assert find_strategy(strategy.name).name == strategy.name
-    assert type(find_strategy(strategy.name)) is type(strategy)
-
-
 # The default -----------------------------------------------------------------------------------
 
 
