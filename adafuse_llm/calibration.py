@@ -21,8 +21,8 @@ Coefficient = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 class Calibration(BaseModel):
     """A logistic regression from which `Generation.confidence` is computed.
 
-    ``adafuse tune`` fits it on labeled questions, and writes it into the configuration file. It is
-    valid for the same members, the same strategy, and similar questions.
+    ``adafuse tune`` fits it on labeled questions, and writes it into the configuration file. It
+    holds for the same members, the same strategy, and similar questions.
 
     Attributes:
         strategy: name of the strategy.
@@ -43,11 +43,7 @@ class Calibration(BaseModel):
     intercept: Coefficient
 
     def check(self, strategy: str, members: Collection[str]) -> None:
-        """Check that the calibration is one of this strategy and of these members.
-
-        Raises:
-            InvalidOptionError: it is not.
-        """
+        """Raise an InvalidOptionError if this strategy or these members are not its own."""
         if strategy != self.strategy or {*members} != {*self.members}:
             raise InvalidOptionError(
                 f"option 'calibration': it was fitted on answers of {', '.join(self.members)} with "
@@ -59,7 +55,7 @@ class Calibration(BaseModel):
     def confidence(self, generation: Generation) -> float | None:
         """Return the probability that a response is right.
 
-        It is None if the response is not whole, or if other members or another strategy wrote it.
+        None if the response is not whole, or if other members or another strategy wrote it.
         """
         members = generation.usage.completion_tokens
         if generation.strategy != self.strategy or {*members} != {*self.members}:
@@ -115,11 +111,10 @@ class DecisionCalibration(BaseModel):
 
 
 def features(generation: Generation, members: Sequence[str]) -> tuple[float, ...] | None:
-    """Return what a calibration knows about a response, or None if the response is not whole.
+    """Return what a calibration knows about a response; None if the response is not whole.
 
-    Returns:
-        The log-probability of the response, the sum of each member, the share of rounds with one
-        candidate only (forced rounds do not count), and the mean number of tokens.
+    It is the log-probability of the response, those of the members, the share of rounds with one
+    candidate only (forced rounds do not count), and the mean number of tokens.
     """
     if generation.logprob is None or generation.finish_reason in ("cancelled", "length"):
         return None

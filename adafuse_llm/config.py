@@ -56,8 +56,7 @@ NO_LIMIT = -1
 """The value of `max_new_tokens` for what the context windows leave."""
 
 FREE_TOKENS, FORM_TOKENS = 256, 2048
-"""Defaults of `max_new_tokens`: of free text, and of a response that is useless if it is cut. A
-small model that rambles in a text of a form must end, too."""
+"""Defaults of `max_new_tokens`: of free text, and of a response that is useless if it is cut."""
 
 DEFAULT_BRANCHES = 3
 """Default of B where several members decode (§4.1)."""
@@ -75,10 +74,7 @@ INSTEAD = {
 
 
 def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
-    """Return what to use in place of an unknown option, as a sentence after a space.
-
-    The other arguments are those of `nearest`. If no name is near, the sentence lists all of them.
-    """
+    """Return what to use in place of an unknown option: the `nearest`, or else any of them."""
     names = [*dict.fromkeys(allowed)]
     return (
         INSTEAD.get(name)
@@ -407,20 +403,12 @@ class AdaFuseConfig(Options):
         return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
     def seeds(self) -> tuple[int, ...]:
-        """Return the seed of each of the `n` responses.
-
-        The first one is `seed`, or a random number that differs at each call. The others are
-        derived from the first one.
-        """
+        """Return the seeds of the `n` responses: `seed`, or a random one, and others from it."""
         first = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         return (first, *(derived_seed(first, f"response {number}") for number in range(1, self.n)))
 
     def check_n(self) -> None:
-        """Check that the `n` responses can differ.
-
-        Raises:
-            InvalidOptionError: they cannot, because nothing is drawn.
-        """
+        """Raise an InvalidOptionError if the `n` responses cannot differ."""
         if self.n > 1 and (not self.temperature or self.choices is not None):
             reason, advice = "nothing is drawn", "Set a temperature above 0, or leave n out."
             if self.choices is not None:
@@ -431,10 +419,7 @@ class AdaFuseConfig(Options):
             )
 
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:
-        """Return the weight of every member that decodes, by name and in the order of `members`.
-
-        Args:
-            members: names of all members of the ensemble.
+        """Return the weight of every member that decodes, by name, in the order of all `members`.
 
         Raises:
             InvalidOptionError: ``use`` or ``weights`` do not match the members.
@@ -471,10 +456,7 @@ class AdaFuseConfig(Options):
 
 
 def _schema_of_class(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a pydantic class.
-
-    Objects have no properties other than the fields of their classes, unless a class allows them.
-    """
+    # objects have only the fields of their classes, unless a class allows others
     try:
         schema = model.model_json_schema()
     except PydanticUserError as error:

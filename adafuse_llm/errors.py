@@ -3,10 +3,9 @@
 A message states what is wrong, what is allowed, what was given and what to do. The second base of a
 class decides what frameworks do with it:
 
-- `LookupError`: the request fails now and later. LlamaIndex's components and LangGraph's retries
-  raise it.
-- `ValueError`: a member's reply does not have the requested form. LlamaIndex's extractors and
-  synthesizers log it, and go on without this reply. LangGraph raises it.
+- `LookupError`: the request fails now and later. LlamaIndex and LangGraph raise it.
+- `ValueError`: a reply does not have the requested form. LlamaIndex's extractors and synthesizers
+  log it, and go on without this reply. LangGraph raises it.
 - none, or `ConnectionError`: a member, a server or the queue failed, perhaps only now. LlamaIndex
   raises it, and LangGraph tries again.
 - `OSError`, `TimeoutError`: a model cannot be loaded, or time ran out. Both raise it.
@@ -137,10 +136,7 @@ class ServerError(AdaFuseError, ConnectionError):
 
 
 class ServerNotReadyError(ServerError):
-    """The server of a `RemoteEngine` does not answer, loads its members or stops.
-
-    The same request can succeed later.
-    """
+    """The server of a `RemoteEngine` does not answer, loads or stops; try the request again."""
 
 
 class MissingDependencyError(AdaFuseError, ImportError):
@@ -202,7 +198,7 @@ MAX_NAME = 100
 
 
 def short_repr(value: object) -> str:
-    """Return `repr(value)` for an error message, shortened to at most `MAX_SHOWN` characters."""
+    """Return `repr(value)` for an error message, with at most `MAX_SHOWN` characters."""
     text = _SHORT_REPR.repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
@@ -215,10 +211,9 @@ def short_list(names: Iterable[str]) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
-    """Return `` Did you mean 'x'?`` with the allowed names that are similar to a name.
+    """Return `` Did you mean 'x'?`` with the allowed names most similar to a name, or "".
 
-    The closest name is first. The result is empty if no allowed name has this similarity, which is
-    from 0 to 1 (`difflib.get_close_matches`).
+    The similarity is from 0 to 1 (`difflib.get_close_matches`).
     """
     if len(name) > MAX_NAME:
         return ""

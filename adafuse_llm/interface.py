@@ -36,8 +36,8 @@ class Engine(ABC):
     Both give the same results. An engine is thread-safe, and a context manager that closes it.
 
     Args:
-        on_round: function to call with every round of every request, in the thread or event loop
-            that consumes the events. If it raises an exception, the engine logs it and goes on.
+        on_round: function to call with every round of every request, where the events are read. If
+            it raises an exception, the engine logs it and goes on.
 
     Attributes:
         members: names of the members.
@@ -63,16 +63,13 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can_enforce(self) -> bool:
-        """Whether responses can be made to fit a grammar.
-
-        The extra ``grammar`` is installed, and all members and the strategy can follow one.
-        """
+        """Whether the members and the strategy can follow a grammar (extra ``grammar``)."""
 
     @abstractmethod
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
-        """Check that the options can be enforced, without decoding anything.
+        """Check that a grammar or schema can be enforced, without decoding anything.
 
-        The first check of a member takes seconds if its vocabulary is large. Results are kept.
+        A member's first check takes seconds if its vocabulary is large.
 
         Raises:
             GrammarError: the members cannot follow the JSON schema, expression or grammar.
@@ -83,11 +80,10 @@ class Engine(ABC):
     def encode_prompt(
         self, prompt: str | None = None, **given: Unpack[Given]
     ) -> dict[str, list[int]]:
-        """Return the tokens of a whole prompt, by active member. Pass either a prompt or messages.
+        """Return the tokens of a whole prompt, by active member. The arguments are `generate`'s.
 
-        The tokens include the special tokens with which a member begins every prompt, and the
-        markers of its chat template. A prompt may be empty, or too long for a response. The
-        arguments are those of `generate`.
+        They include the special tokens with which a member begins every prompt, and the markers of
+        its chat template. A prompt may be empty, or too long for a response.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used.
@@ -97,9 +93,9 @@ class Engine(ABC):
         return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        """Return the tokens of a text behind other text, without special tokens, by active member.
+        """Return the tokens of a text behind other text, by member (option ``use``).
 
-        The option ``use`` chooses the members. The errors are those of `encode_prompt`.
+        The errors are those of `encode_prompt`.
         """
         request = Request(prompt=text, options=overrides)
         return self._tokens(request.checked(self.config, to_encode=True), inside=True)
@@ -117,13 +113,10 @@ class Engine(ABC):
         objects, and one with `texts` gives its `Scores`. If one request fails, the run stops the
         others and raises the error. An error about the input of one of several has its number.
 
-        The requests start when the first event is requested, and the seconds of ``timeout`` count
-        from then on. Reading the events slowly neither slows the requests nor uses up their time.
+        The requests, and the seconds of their ``timeout``, start with the first event that is read.
+        Reading slowly does not slow the requests.
 
-        Args:
-            requests: the requests.
-            on_round: function to call with every round of these requests, in addition to the
-                engine's observer.
+        `on_round` is called with every round of these requests, besides the engine's observer.
 
         Raises:
             InvalidInputError: a request cannot be used; nothing was computed.
@@ -143,8 +136,7 @@ class Engine(ABC):
         Args:
             prompt: text to continue.
             **given: any option of `AdaFuseConfig`; ``messages``, ``tools``, ``tool_choice``,
-                ``timeout`` and ``cancel`` as in `Request`; and ``on_round``, a function to call
-                with every round of this call, in addition to the engine's observer.
+                ``timeout`` and ``cancel`` as in `Request`; and ``on_round`` as in `open`.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
@@ -168,8 +160,8 @@ class Engine(ABC):
         """Decode span by span. The arguments and errors are the same as for `generate`.
 
         The iterator yields one event per committed span, the last one with the whole result. This
-        method checks the arguments; decoding starts when the first event is requested. Closing the
-        iterator, or leaving a loop over it, stops the decode after at most one more round.
+        method checks the arguments; decoding starts with the first event. Closing the iterator, or
+        leaving a loop over it, stops the decode after at most one more round.
         """
         run = self.open(*_request(given, prompt=prompt))
         check_one_response(run)
@@ -196,8 +188,8 @@ class Engine(ABC):
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
-        The engine checks all inputs before it computes anything. If one decode fails, the engine
-        stops the others and raises the error. To read events as they arrive, use `open`.
+        The engine checks all inputs first. If one decode fails, it stops the others and raises the
+        error. To read events as they arrive, use `open`.
         """
         options: dict[str, Any] = {**given}
         observer = options.pop("on_round", None)
@@ -218,11 +210,10 @@ class Engine(ABC):
         """Compute the likelihood of each given text as a continuation of the prompt.
 
         Pass either a prompt or messages. Each member reads the prompt once, and then all
-        continuations in one forward pass. The scores include the leading whitespace of a
-        continuation, and spaces at the end of the prompt as the beginning of every continuation.
-        Only the options ``weights``, ``use``, ``chat_template_kwargs`` and
-        ``continue_final_message`` affect the scores. If all members reason before they answer, a
-        continuation is the beginning of such a reply.
+        continuations in one forward pass. Leading whitespace of a continuation counts, and spaces
+        at the end of the prompt count as the beginning of every continuation. Only the options
+        ``weights``, ``use``, ``chat_template_kwargs`` and ``continue_final_message`` affect the
+        scores. If all members reason before they answer, a continuation begins in the reasoning.
 
         Args:
             prompt: text before the continuations. If it is empty, a continuation follows the
@@ -257,8 +248,8 @@ class Engine(ABC):
     def choose(self, prompt: str | None = None, **given: Unpack[Given]) -> Chosen:
         """Choose one of several texts as the response. Pass either a prompt or messages.
 
-        The members score all texts, each with the end of the response, in one forward pass each. A
-        member that cannot score one of the texts takes no part in the choice.
+        Each member scores all texts, with the end of the response, in one forward pass. A member
+        that cannot score all of them takes no part in the choice.
 
         Args:
             prompt: text to continue.
@@ -344,7 +335,6 @@ class Engine(ABC):
 
 
 def _request(given: Mapping[str, Any], **fields: Any) -> tuple[list[Request], RoundObserver | None]:
-    """Return the request of a call with keyword arguments as in `Given`, and its observer."""
     options = {**given}
     observer = options.pop("on_round", None)
     return [Request.of(options, **fields)], observer

@@ -50,12 +50,8 @@ class Given(GivenBatch, total=False):
 
 
 class Checked(NamedTuple):
-    """A request whose input is checked. The engine turns it into jobs.
-
-    Attributes:
-        conversation: the checked conversation; None for a prompt.
-        config: the options of the engine with those of the request.
-        limit: maximum number of new tokens, if memory allows it.
+    """A request whose input is checked: its conversation, if it has messages; the engine's options
+    with its own; and its maximum number of new tokens, if memory allows it.
     """
 
     request: Request
@@ -75,20 +71,18 @@ class Request:
             with its own chat template. An assistant's message may have ``tool_calls`` (dicts with
             ``id``, ``name`` and ``arguments``) and ``reasoning_content`` (text for chat templates
             that read it), and a tool's message the ``tool_call_id`` of the call that it answers.
-        tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
-            member reads them in the form of its own chat template, and all members write calls in
-            the same form (:mod:`adafuse_llm.text.conversation`).
+        tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. All
+            members write calls in the same form (:mod:`adafuse_llm.text.conversation`).
         tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
-            any tool; or the name of the tool to call. The prompt has the choice, and nothing
-            enforces it.
+            any tool; or the name of the tool to call. Members are asked for it, not forced.
         texts: texts of at least one character to score as the response; None to decode one.
         ends: whether the scores include the end of the response after each text.
         options: options of `AdaFuseConfig`, which replace those of the engine.
         timeout: maximum seconds that the request waits and computes, after the prompt is encoded.
         cancel: an event that any thread can set to end the request after at most one more round.
-            The response then has the text so far and ``finish_reason="cancelled"``. If the event's
-            ``is_set`` raises an exception, the request ends with it.
-        name: what errors about its input call it. Default: its number in the batch.
+            The response then has the text so far and ``finish_reason="cancelled"``. An exception of
+            its ``is_set`` ends the request, too.
+        name: its name in errors about its input. Default: its number in the batch.
     """
 
     prompt: str | None = None
@@ -114,15 +108,12 @@ class Request:
         return cls(options=options, **fields)
 
     def checked(self, config: AdaFuseConfig, *, to_encode: bool = False) -> Checked:
-        """Check the request.
+        """Check the request for an engine with the options `config`.
 
-        Args:
-            config: the options of the engine.
-            to_encode: whether only the tokens of the prompt are wanted. It can then be empty.
+        If only its tokens are wanted, `to_encode`, the prompt can be empty.
 
         Raises:
-            InvalidInputError: prompt, messages, tools or texts cannot be used.
-            InvalidOptionError: an option, `timeout` or `cancel` cannot be used.
+            InvalidInputError: something cannot be used.
         """
         if self.texts is not None:
             _check_texts(self.texts)
@@ -166,7 +157,7 @@ def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> l
 def numbered(error: E, request: Request, number: int, size: int) -> E:
     """Return an error about the input of a request in a batch of `size`, with its name or number.
 
-    Other errors, also those about options, are returned as they are.
+    Errors about options, and all others, stay as they are.
     """
     is_option = isinstance(error, InvalidOptionError)
     name = request.name or (f"input {number} of the batch" if size > 1 else "")
@@ -176,11 +167,7 @@ def numbered(error: E, request: Request, number: int, size: int) -> E:
 
 
 def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[Request]:
-    """Return the requests of a batch: of a list of prompts, or of a list of conversations.
-
-    Raises:
-        InvalidInputError: neither is a list of the right things, or both are given.
-    """
+    """Return the requests of a batch: of a list of prompts, or of a list of conversations."""
     name, inputs = ("prompt", prompts) if messages is None else ("messages", messages)
     if (
         (prompts is None) == (messages is None)

@@ -1,7 +1,6 @@
 """Results of decoding: plain frozen data that serializes to JSON (``model_dump_json``).
 
-Results refer to members by name. No field ever has the value NaN or infinity: a member that cannot
-score a candidate is absent from the candidate's ``nll``.
+Results refer to members by name. No field is ever NaN or infinite.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 FinishReason = Literal["stop", "stop_sequence", "length", "cancelled"]
-"""Why a decode ended: the winner stopped, a stop sequence appeared, a token or window limit
-was reached, or the caller cancelled."""
+"""Why a response ended: by itself, at a stop sequence, at a limit, or because it was cancelled."""
 
 
 class _Result(BaseModel):
@@ -29,17 +27,18 @@ class _Result(BaseModel):
 class Candidate(_Result):
     """One span of a round's pool (§3.4).
 
-    The descriptions of ``nll`` and ``score`` below apply to the strategy AdaFuse. Every other
-    strategy documents its own ``nll`` and ``score``.
+    ``nll`` and ``score`` are here those of the strategy AdaFuse. Every other strategy documents its
+    own.
 
     Attributes:
-        text: the span as its first proposer wrote it. Spaces at the end of the prompt and
-            whitespace before a reply to messages are not included.
+        text: the span as its first proposer wrote it, without spaces at the end of the prompt, and
+            without whitespace before a reply to messages.
         ends: whether the response ends after the span.
         proposers: names of the members that proposed the span, in member order.
-        nll: mean negative log-likelihood per token by member, in nats (equation 4).
+        nll: mean negative log-likelihood per token by member, in nats (equation 4). Members that
+            cannot score the span are absent.
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member could
-            score the candidate; such a candidate cannot win.
+            score the candidate, which then cannot win.
         logprob: log-probability of the span, in nats (`Generation.logprob`). None if it has no
             score, or if the strategy's scores say nothing about probabilities.
     """
@@ -70,11 +69,10 @@ class TokenLogprob(_Result):
     Attributes:
         text: the text that the token adds to the tokens before it. If several tokens form one
             character, the last one adds it.
-        logprob: natural logarithm of the member's probability p of the token, before sampling
-            options or a grammar change it. Penalties and ``logit_bias`` are a part of p. None if p
-            is 0.
-        top: the likeliest tokens in its place, in descending order of p, as many as
-            ``top_logprobs``. A grammar leaves only tokens that it permits.
+        logprob: natural logarithm of the member's probability p of the token, after penalties and
+            ``logit_bias``, but before sampling options and grammars. None if p is 0.
+        top: the ``top_logprobs`` likeliest tokens in its place, in descending order of p. A grammar
+            leaves only tokens that it permits.
     """
 
     text: str
@@ -89,16 +87,16 @@ class Round(_Result):
         index: number of the round, from 0.
         candidates: the pool, in order of proposal.
         winner: index of the committed candidate.
-        text: the committed text. This is the winner's text, or the beginning of it if the whole
-            text has more tokens than ``max_new_tokens`` allows, or has a stop sequence.
-        margins: margins Δ by member, one for each word that the member considered, at the start of
-            the word (equation 1). Margins are dimensionless. A member that only read the candidates
-            has none. A member that was not asked is absent.
+        text: the committed text: the winner's, or its beginning if ``max_new_tokens`` or a stop
+            sequence cut it.
+        margins: margins Δ by member, one at the start of each word that the member considered
+            (equation 1). A member that only read the candidates has none. A member that was not
+            asked is absent.
         forced: whether the grammar allows no other text, so that no member was asked. The round
             then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
-        logprobs: the committed tokens by member, with the option ``logprobs``. The member with the
-            highest weight is the first. A member without room for the text is absent.
+        logprobs: the committed tokens by member (option ``logprobs``), in order of weight. A member
+            without room for the text is absent.
     """
 
     index: int
@@ -149,9 +147,8 @@ class Usage(_Result):
     """Cost of a decode, by member name.
 
     Attributes:
-        prompt_tokens: tokens of the prompt in the member's vocabulary. Tokens that consist of
-            spaces at the end of the prompt count here.
-        completion_tokens: tokens of the committed response in the member's vocabulary.
+        prompt_tokens: the member's tokens of the prompt, also those of spaces at its end.
+        completion_tokens: the member's tokens of the response.
         forward_passes: forward passes of the member's model for this request.
         tokens_processed: tokens in those passes, including the prompt's.
         cached_tokens: tokens of the prompt that needed no pass because an earlier request began
@@ -183,7 +180,7 @@ class MemberInfo(_Result):
 
 
 def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int | None:
-    """Return the smallest context window of some members, in tokens; None if there is no limit."""
+    """Return the smallest context window of the named members; None if there is no limit."""
     windows = (info.context_window for info in members if info.name in names)
     return min((window for window in windows if window is not None), default=None)
 
@@ -191,35 +188,32 @@ def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int
 class Generation(_Result):
     """A finished response with the rounds that produced it. Joining their texts gives ``text``.
 
-    To display a generation, make it the last expression of a notebook cell, or print it with rich
-    in a terminal.
+    Notebooks display it as the last expression of a cell, and rich prints it in terminals.
 
     Attributes:
         text: the response.
         rounds: the rounds, in order.
         finish_reason: why the response ended.
-        cut_by: the limit that ended it, if the reason is ``"length"``, in words, such as ``the
-            limit of 256 tokens (max_new_tokens)``, or the context window of a member. Else "".
+        cut_by: the limit that ended it in words, if the reason is ``"length"``, such as ``the limit
+            of 256 tokens (max_new_tokens)``. Else "".
         usage: the cost.
-        strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``. It
-            says what the scores mean. Empty if the strategy is not known.
+        strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``; "" if
+            it is not known.
         logprob: log-probability of the response under the strategy's rule, in nats: the sum over
             the rounds of `Candidate.logprob` of the winner. With ``adafuse`` and ``single``, this
-            is equation 5 without the division by the number of tokens, over the members that can
-            score the span. With ``mixture``, it is the logarithm of the pooled probability of the
-            word and its end, in which the probability of a member that was not asked counts as 0;
-            the next word counts the whitespace that it begins with, too. With ``choices``, it is
-            the weighted mean of the log-likelihoods of the chosen text and its end. Under a
-            grammar, probabilities are relative to what it permits, so a forced round adds 0. A span
-            counts as a whole, also if its end was cut off. None if the strategy gives no
-            probabilities.
+            is equation 5 without the division by the number of tokens. With ``mixture``, it is the
+            logarithm of the pooled probability of the word and its end, in which a member that was
+            not asked counts as 0; the next word counts the whitespace that it begins with, too.
+            With ``choices``, it is the weighted mean of the log-likelihoods of the chosen text and
+            its end. Under a grammar, probabilities are relative to what it permits, so a forced
+            round adds 0. A span counts as a whole, also if its end was cut off. None if the
+            strategy gives no probabilities.
         member_logprobs: log-likelihood by member, in nats: the sum over the spans that it scored
             (`Candidate.nll`), without the ends of words that ``mixture`` adds.
-        confidence: probability that the response is right, after a calibration (the option
-            `calibration`). None without one, if the response is not whole (``"length"`` or
-            ``"cancelled"``), or if the request lets other members decode.
-        seed: the seed that gives the same response again. None if nothing was drawn
-            (``temperature=0``).
+        confidence: probability that the response is right (the option `calibration`). None without
+            a calibration, if the response is not whole (``"length"`` or ``"cancelled"``), or if the
+            request lets other members decode.
+        seed: the seed that gives the same response again; None if nothing was drawn.
         alternatives: the other responses, with the option ``n``.
         reply_prefix: text with which the members' chat templates began the reply, such as
             ``<think>``. It is not part of `text`.
@@ -276,13 +270,12 @@ class ScoredText(_Result):
         text: the given text.
         nll: mean negative log-likelihood per token by member, in nats (equation 4). A member
             is absent if it cannot write exactly this text, or gives it a probability of 0.
-        tokens: number of terms in that mean: the text's tokens in the member's vocabulary, plus one
-            if the end of the response is scored, too.
+        tokens: number of terms in that mean: the member's tokens of the text, and one more if the
+            end of the response is scored.
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member with a
             positive weight can score the text.
-        loglikelihood: weighted mean of the members' log-likelihoods of the whole text,
-            ``-nll * tokens``, in nats. Unlike F, it compares texts of different lengths by their
-            probability. None if ``score`` is None.
+        loglikelihood: weighted mean of the members' ``-nll * tokens``, in nats. Unlike F, it
+            compares texts of different lengths by their probability. None if ``score`` is None.
         missing: why a member is absent from ``nll``, by member.
     """
 
@@ -295,14 +288,14 @@ class ScoredText(_Result):
 
 
 class Scores(_Result):
-    """The scores of given continuations of one prompt, and the cost of scoring them."""
+    """The scores of given continuations of one prompt, and their cost."""
 
     texts: tuple[ScoredText, ...]
     usage: Usage
 
 
 def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:
-    """Return the usage of all responses to some prompts, by member. Each prompt counts once."""
+    """Return the usage of all responses to some prompts. Each prompt counts once."""
     share = len(generations) // prompts
     total: dict[str, dict[str, int]] = {}
     for number, generation in enumerate(generations):
@@ -320,9 +313,9 @@ class Chosen(_Result):
     Attributes:
         text: the chosen option.
         index: its index in the list.
-        probabilities: probability of each option among the options, in order: softmax of -F.
-        nll: negative log-likelihood of each option and the end of the response by member, in nats,
-            in order. Members that cannot score all options are absent.
+        probabilities: probability of each option among all, in order: softmax of -F.
+        nll: negative log-likelihood of each option, with the end of the response, in order, by
+            member, in nats. Members that cannot score all options are absent.
         usage: the cost.
     """
 
@@ -337,10 +330,10 @@ class Answer(_Result):
     """The answer to a question about a state. Without a calibration, its probabilities only rank.
 
     Attributes:
-        probabilities: probability of each option among the options; of levels, in their order.
+        probabilities: probability of each option; of levels, in their order.
         members: the same of every member that takes part.
         mass: share of the labels in the probability of all tokens, by member: the mean over the
-            orders. With a low share, the member would rather write something else.
+            orders. A member with a low share would rather write something else.
         warnings: which members take no part, and which of those that decide have little mass.
         is_sure: whether all members with a weight take part, and the confidence is at least the
             threshold of the calibration. None without a threshold.
@@ -406,8 +399,7 @@ class StreamEvent(_Result):
             texts of all events gives the text of the generation.
         round: the round that committed the span. None on the event that ends a cancelled decode.
         generation: the whole result in the last event, and None in all others.
-        reply_prefix: text with which the members' chat templates began the reply, such as
-            ``<think>``; the same in all events of a response. It is not part of `text`.
+        reply_prefix: as in `Generation`, the same in all events of a response.
     """
 
     text: str

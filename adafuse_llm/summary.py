@@ -16,25 +16,21 @@ __all__ = ["Summary", "record"]
 
 
 class Summary(BaseModel):
-    """Statistics of the rounds of one or many responses. They can be written as JSON.
+    """Statistics of the rounds of one or many responses.
 
     Attributes:
         rounds: number of rounds.
-        forced: number of rounds whose text was forced (`Round.forced`). No member proposed or
-            scored it, so these rounds count in `rounds` and `seconds` only.
+        forced: number of forced rounds (`Round.forced`). They count in `rounds` and `seconds` only.
         asked: number of rounds in which each member was asked (`Round.asked`).
-        backed: number of rounds that each member backed. A member backs a round if it proposed the
-            committed span. A span with several proposers counts for each of them.
-        decided: number of rounds that each member decided. A member decides a round if no other
-            member proposed the committed span, because the others proposed other spans or were not
-            asked for one. A span with several proposers counts for none of them.
+        backed: number of rounds in which each member proposed the committed span.
+        decided: number of rounds in which each member was the only one that proposed the committed
+            span.
         words_per_round: number of rounds that committed 1 word, 2 words and so on (the paper's
-            distribution). Forced rounds, and rounds without a word, such as one that only ended
-            the response, are absent.
-        agreement: share of unanimous rounds among the rounds in which several members proposed
+            distribution). Forced rounds, and rounds without a word, are absent.
+        agreement: share of unanimous rounds among those in which several members proposed
             (`Round.is_unanimous`). None if there are no such rounds.
-        mean_margin: mean margin Δ by member, over the words that the member considered
-            (equation 1). Members that considered no words are absent.
+        mean_margin: mean margin Δ by member, over the words that it considered (equation 1).
+            Members that considered no words are absent.
         seconds: wall-clock seconds of all rounds.
     """
 
@@ -52,7 +48,7 @@ class Summary(BaseModel):
 
     @classmethod
     def of(cls, rounds: Iterable[Round | Mapping[str, Any]]) -> Summary:
-        """Summarize rounds of one ensemble, or the records that :func:`record` returns."""
+        """Summarize rounds of one ensemble, or records of them (:func:`record`)."""
         records = [each if isinstance(each, Mapping) else record(each) for each in rounds]
         free = [entry for entry in records if not entry["forced"]]
         agreed = [each for entry in records if (each := entry["unanimous"]) is not None]
@@ -83,11 +79,8 @@ class Summary(BaseModel):
 def record(done: Round) -> dict[str, Any]:
     """Return a round as plain JSON data, for callbacks, chunks and traces.
 
-    It has the committed text, its proposers and its score, the members that were ``asked``
-    (`Round.asked`), every candidate and the margins, and says whether the round was ``unanimous``
-    (`Round.is_unanimous`) or ``forced`` (`Round.forced`). A round that chose among given texts also
-    has the ``probability`` of the chosen text (`Round.choice_probabilities`). A round with
-    log-probabilities has the ``logprobs`` of its tokens by member (`Round.logprobs`).
+    It has the fields and properties of `Round`, and the proposers and the score of the committed
+    text. A round that chose among given texts has the ``probability`` of the chosen one, too.
     """
     whole, winner = done.model_dump(mode="json"), done.candidates[done.winner]
     data: dict[str, Any] = {

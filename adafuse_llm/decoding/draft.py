@@ -91,7 +91,7 @@ class Lookup:
 class Drafter:
     """A member that drafts for a larger one, the reader, and how often it was right lately.
 
-    A token costs it the share `cost` of what it costs the reader; infinity if it cannot draft.
+    The `cost` of its tokens is relative to the reader's, and infinite if it cannot draft.
     """
 
     def __init__(self, member: MemberState, reader: MemberState) -> None:
@@ -102,8 +102,9 @@ class Drafter:
         self._rate = START_RATE
 
     def plan(self) -> tuple[float, int]:
-        """Return the lowest cost of a token, as a share of a pass of the reader over one token, and
-        the number of drafted tokens that has it.
+        """Return the cost of a token with the best number of drafts, and this number.
+
+        The cost is a share of a pass of the reader over one token.
         """
         # with n drafts, of which each is right with probability r if those before it are, a pass
         # yields 1 + r + ... + r^n tokens
@@ -167,7 +168,7 @@ class NoDrafts:
         return propose(member, config)
 
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:  # noqa: ARG002
-        """Return whether `member` evaluates the candidate's last node, as the next round may."""
+        """Return whether `member` evaluates a candidate's last node before the next round."""
         return True
 
 

@@ -14,10 +14,6 @@ class Draws:
 
     A draw depends on the text of the response before it, in whole characters, so all members draw
     alike. Silent tokens add nothing to this text, and their number counts, too.
-
-    Args:
-        sampling: how to draw.
-        root: the root of the member's tree.
     """
 
     def __init__(self, sampling: Sampling, root: Node) -> None:

@@ -70,12 +70,7 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
 
 @contextmanager
 def naming_member(name: str) -> Iterator[None]:
-    """Name the member in errors of its tokenizer.
-
-    Raises:
-        InvalidInputError: the tokenizer refused its input.
-        MemberError: the tokenizer failed in another way.
-    """
+    """Name the member in errors of its tokenizer."""
     try:
         yield
     except InvalidInputError as error:
@@ -100,14 +95,12 @@ class MemberState:
         form: the form that the response must have, or None. It includes the spaces of `opening`.
         reply_prefix: text with which the chat templates began the reply.
         sampling: how to draw tokens; None to take the likeliest ones.
-        adjustment: how to change the member's distributions; None to leave them as they are.
+        adjustment: how to change the member's distributions, or None.
 
     Attributes:
-        grammar: the response as its grammar reads it, the same for all members. None without one.
-        permits: the tokens that may follow.
+        grammar: the response as its grammar reads it, the same for all members; None without one.
         prompt_tokens: number of committed tokens of the prompt, also those of only spaces.
-        passes: number of forward passes so far.
-        tokens: number of tokens processed so far.
+        passes, tokens: number of forward passes so far, and of tokens in them.
         reused: number of prompt tokens that an earlier request had processed.
         word_ends: whether the strategy needs ``Next.word_end_logprob``. It sets this at first.
         after_word: whether a token that the member draws next must begin another word or end the
@@ -190,9 +183,8 @@ class MemberState:
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after` (default: the root), and grow the tree.
 
-        Returns:
-            The last node of the text, and whether its tokens decode to exactly this text. None if
-            the context window has no room for it.
+        Return its last node, and whether its tokens decode to exactly this text; None if the
+        context window has no room for it.
         """
         start = after or self.tree.root
         if (start, text) not in self._encoded:
@@ -300,7 +292,7 @@ class MemberState:
         return node.next
 
     def commit(self, node: Node, text: str) -> None:
-        """Commit the path to `node`: what this member reads as `text`."""
+        """Commit the path to `node`, this member's tokens for `text`."""
         # tokens that only write spaces of the prompt belong to the prompt
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
         if self._draws is not None:

@@ -16,12 +16,8 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form that a response must have.
-
-    Attributes:
-        text: the response so far, which all members of a request share.
-        vocabulary: the member's tokens.
-        state: the grammar's state at the start of the member's response.
+    """The form of a response: its text so far, which all members share, a member's tokens for
+    grammars, and the grammar's state at the start of the member's response.
     """
 
     text: GrammarState
@@ -43,11 +39,8 @@ class Permits:
     >>> bin(permits.mask(tree.root, Opening(spaces=2))[0])
     '0b110'
 
-    Args:
-        name: the member's name.
-        tree: the tree.
-        text_of: returns the text from the root to a node.
-        form, space_tokens: as for `MemberState`.
+    `text_of` returns the text from the root to a node; `form` and `space_tokens` are those of
+    `MemberState`.
     """
 
     def __init__(

@@ -61,6 +61,7 @@ def branch(
     member: MemberState, start: Node, branches: int, config: AdaFuseConfig
 ) -> Steps[list[Span]]:
     """Return one span of one word after `start` for each of the `branches` likeliest tokens."""
+    # a branch that ends the response grows no word
     tokens = member.next(start).branches(branches)
     firsts = [member.tree.child(start, token) for token in tokens if token not in member.end_ids]
     lasts = yield from finish_words(

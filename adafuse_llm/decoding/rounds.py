@@ -103,9 +103,6 @@ def choose_best(
     """Choose the candidate with the lowest score from a pool, whose scores are in the same order.
 
     If a limit of tokens does not allow all of it, its longest prefix within the limit is committed.
-
-    Raises:
-        DecodingError: no candidate has a score.
     """
     winner = best_candidate(scored)
     whole = committed = pool.candidates[winner]
@@ -121,7 +118,7 @@ def _commit(
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
     tokens = {}
     if top_logprobs is not None:
-        # members score the tokens that they have only written
+        # some committed tokens have no log-probability yet
         steps = []
         for member, end in candidate.nodes.items():
             path = member.tree.path(end)
@@ -233,11 +230,7 @@ def decode(
 ) -> Generator[Ask | StreamEvent, None, None]:
     """Play rounds until a response ends, and yield one event per committed span.
 
-    Args:
-        response: a response without rounds.
-        play: plays a round.
-        top_logprobs: number of likeliest tokens that rounds list with each committed token; None
-            for no log-probabilities of tokens.
+    With `top_logprobs`, rounds list committed tokens, each with so many likeliest ones.
     """
     members, grammar = response.members, response.members[0].grammar
     for index in count():
@@ -328,7 +321,7 @@ def choose(members: Sequence[MemberState], choices: Sequence[str]) -> Steps[Roun
                 f"in its context window of {member.window}. Shorten the prompt, or leave it out."
             )
     sums = [[-c.logprob(member) for c in pool.candidates] for member in members]
-    # who cannot score all texts has no say
+    # a member that cannot score all texts has no say
     sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
     weights = [member.weight for member in members]
     scored = []

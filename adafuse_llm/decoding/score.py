@@ -58,12 +58,14 @@ class PoolCandidate:
         """
         if member not in self.exact:
             return -math.inf
+        # the tokens, and the end if it follows
         path, start = self.path(member), member.tree.root
         terms = [node.logprob for node in path]
         if self.ends:
             terms.append(member.next(self.nodes[member]).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "the candidate is not evaluated"
+        # forced tokens are certain
         if member.grammar is not None:
             for place, before in enumerate([start, *path][: len(known)]):
                 if member.permits.is_forced(before):
@@ -80,10 +82,8 @@ class Pool:
     >>> pool.suggest(" Blue", ends=False) is pool.suggest("Blue", ends=False)
     True
 
-    Args:
-        opening: the beginning of the response. At the start of a reply, texts that differ only in
-            leading whitespace are one candidate, and each member reads it with the leading
-            whitespace of its own proposal.
+    At the start of a reply, texts that differ only in leading whitespace are one candidate, and
+    each member reads it with the leading whitespace of its own proposal.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -153,10 +153,8 @@ class Pool:
     ) -> Steps[None]:
         """Score every candidate of the pool with a member, in one pass.
 
-        Args:
-            member: the member.
-            may_win: returns whether the pass also evaluates the candidate's last node, because the
-                next round may begin there. None: no round follows.
+        `may_win` returns whether the pass also evaluates the candidate's last node, because the
+        next round may begin there. None: no round follows.
         """
         nodes: list[Node] = []
         scored: list[Node] = []

@@ -1,9 +1,8 @@
 """Texts of a given form: JSON schemas, regular expressions and Lark grammars.
 
 The library llguidance (extra ``grammar``) compiles a grammar and reads text byte by byte.
-`GrammarState` follows the text of a response, with the text that can still follow, and whether the
-response may end. `GrammarVocabulary` has the tokens of a member that may follow
-(`adafuse_llm.decoding.permits`).
+`GrammarState` follows the text of a response, and `GrammarVocabulary` has the tokens of a member
+that may follow (`adafuse_llm.decoding.permits`).
 
 A member may write something before the response: spaces at the end of the prompt, or one space
 before a reply to messages. This is the *lead* of its grammar.
@@ -46,11 +45,10 @@ MAX_GRAMMARS = 16
 """Maximum number of compiled grammars that are kept, for each member and for texts."""
 
 OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
-"""Last line of every grammar, which overrules earlier ones. Text without an alternative may have
-any tokens."""
+"""Last line of every grammar, which overrules earlier ones. Forced text may have any tokens."""
 
 NEEDED_BYTES = (*b"\n", *range(0x20, 0x7F))
-"""The bytes of printable ASCII. A member whose vocabulary lacks one could stick in any grammar."""
+"""The bytes of printable ASCII. A member without tokens of all could get stuck in any grammar."""
 
 _ERROR = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*?)(?:\n +\d+ \|.*)?", re.DOTALL)
 _REMEDIES = {
@@ -62,13 +60,10 @@ _SPACES = [chr(code) for code in range(0x3001) if chr(code).isspace()]
 
 
 class Grammar:
-    """A grammar that responses must fit.
-
-    Args:
-        option: the option of `AdaFuseConfig`, for errors.
-        body: the grammar in llguidance's dialect of Lark. Its rule ``start`` is a response.
+    """A grammar that responses must fit: the rule ``start`` of `body`.
 
     Attributes:
+        option: the option of `AdaFuseConfig` that set it.
         begins_with_space: whether a response may begin with whitespace.
     """
 
@@ -84,6 +79,7 @@ class Grammar:
             )
         # a hostile grammar harms only the child process that tries it
         try_grammar(lark)
+        # what remains can be invalid, or such that no text fits it
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
             raise GrammarError(_reason(self._start.get_error(), option))
@@ -108,7 +104,7 @@ class Grammar:
             if source is not None:
                 text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
                 try:
-                    # lexers grow while texts are read, up to a limit
+                    # a lexer grows with the texts that it reads, up to a limit
                     if not is_usable(_grammar(option, text)._start):
                         _grammar.cache_clear()
                     return _grammar(option, text)
@@ -142,13 +138,8 @@ def _grammar(option: str, source: str) -> Grammar:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """Return the right-hand side of a Lark rule for JSON that fits a schema.
-
-    Raises:
-        GrammarError: the schema cannot be enforced.
-    """
-    prepared = enforceable(schema)
-    return f"%json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
+    """Return the right-hand side of a Lark rule for JSON that fits a schema (`enforceable`)."""
+    return f"%json {json.dumps({**enforceable(schema), 'x-guidance': dict(COMPILE_OPTIONS)})}"
 
 
 def _reason(error: str, option: str) -> str:
@@ -156,7 +147,7 @@ def _reason(error: str, option: str) -> str:
     line, column, message = match.groups() if match else ("", "", error)
     message = " ".join(message.split()).removeprefix("failed to compile JSON schema: ")
     message = message.rpartition(" error: ")[2]
-    # what is wrong decides what to do, or else the option
+    # what is wrong decides what to do; else the option does
     remedy = _REMEDIES[option]
     if message.startswith("Unsatisfiable"):
         remedy = "No value fits this part. Correct it."
@@ -168,11 +159,9 @@ def _reason(error: str, option: str) -> str:
 
 
 class GrammarState:
-    """A response, read by its grammar. Not thread-safe.
+    """A response, read by its grammar: a matcher over bytes. Not thread-safe.
 
-    Args:
-        state: a matcher over bytes. This class does not change it.
-        begun: text of the grammar that precedes the response.
+    `begun` is text of the grammar that precedes the response.
     """
 
     def __init__(self, state: Any, begun: str = "") -> None:
@@ -205,7 +194,7 @@ class GrammarState:
         return state is not None and bool(state.is_accepting()) and not next_bytes(state)
 
     def forced(self) -> str:
-        """Return the whole words that must follow the response, because nothing else can."""
+        """Return the whole words that must follow, because nothing else can."""
         state, forced = self._state.deep_copy(), bytearray()
         while not state.is_accepting() and len(forced) < MAX_FORCED:
             following = next_bytes(state)
@@ -231,12 +220,7 @@ class GrammarState:
 
 
 class GrammarVocabulary:
-    """The tokens of a member, for grammars. Any thread may use it.
-
-    Args:
-        name: the member's name, for errors.
-        tokenizer: llguidance's tokenizer with the member's tokens.
-        texts, end_ids: as for `Backend.token_texts` and `Backend.end_ids`.
+    """The tokens of a member, as llguidance's `tokenizer` reads them. Any thread may use it.
 
     Raises:
         GrammarError: the tokens cannot write every text.
@@ -266,18 +250,19 @@ class GrammarVocabulary:
         self._start = functools.lru_cache(MAX_GRAMMARS)(self._compiled)
 
     def matcher(self, grammar: Grammar, lead: str, begun: str = "") -> Any:
-        """Return a new matcher at the start of a response, or after its beginning `begun`.
+        """Return a new matcher of a lead and a response, after its beginning `begun`.
 
         Raises:
-            GrammarError: the grammar is too complex for this vocabulary, or none of its tokens
-                writes a character of `begun`.
+            GrammarError: the grammar is too complex for these tokens, or they cannot write `begun`.
         """
+        # the tokens of the text that the chat templates have begun
         tokens = self.encode(begun)
         if tokens is None:
             raise GrammarError(
                 f"member {self.name!r} has no tokens for {begun!r:.80}, with which the response "
                 "begins. Leave it out with use=[...], or begin the response with other text."
             )
+        # a copy of the compiled grammar, whose lexer grows up to a limit
         lark = grammar.lark(lead)
         if not is_usable(self._start(grammar.option, lark)):
             self._start.cache_clear()
@@ -294,7 +279,7 @@ class GrammarVocabulary:
         return matcher
 
     def encode(self, text: str) -> list[int] | None:
-        """Return tokens whose bytes are those of `text`, or None if a character has no tokens."""
+        """Return tokens with the bytes of `text`; None if a character has no tokens."""
         tokens = list(self._tokenizer.greedy_tokenize(text))
         return tokens if self.read(tokens) == text.encode() else None
 
@@ -307,7 +292,7 @@ class GrammarVocabulary:
         return bytes(self._tokenizer.decode_bytes(list(tokens)))
 
     def mask(self, state: Any) -> Allowed | None:
-        """Return the tokens that may follow in a state of a matcher, or None if none may."""
+        """Return the tokens that may follow in a state of a matcher; None if there are none."""
         bits = int.from_bytes(next_tokens(state, self.name), "little") & self._usable
         # the end is one alternative, whatever its tokens
         may_end = not state.is_error() and bool(state.is_accepting())

@@ -12,11 +12,11 @@ from adafuse_llm.errors import GrammarError, MissingDependencyError, install_com
 Encode = Callable[[bytes], list[int]]
 
 MAX_LEXER_STATES = 25_000
-"""Maximum number of states of a compiled grammar's lexer, which arise while text is read. 25,000
-states take from 5 to 95 MB."""
+"""Maximum number of states of a grammar's lexer, which arise while it reads. They take from 5 to 95
+MB."""
 
 MAX_GRAMMAR_SIZE = 100_000
-"""Maximum number of symbols in the rules of a compiled grammar."""
+"""Maximum number of symbols in the rules of a grammar."""
 
 
 def is_available() -> bool:
@@ -25,11 +25,7 @@ def is_available() -> bool:
 
 
 def llguidance() -> Any:
-    """Return the library.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Return the library, or raise a MissingDependencyError."""
     try:
         import llguidance as library
     except ImportError as error:
@@ -61,10 +57,10 @@ def grammar_tokenizer(
     """Return an ``llguidance.LLTokenizer``.
 
     Args:
-        tokens: the bytes of each token, by id; empty for logits without a token.
+        tokens: the bytes of each token, by id; empty for ids without a token.
         end_ids: ids of the end-of-sequence tokens.
         special: ids of the special tokens.
-        encode: returns the tokens of a text, which is UTF-8.
+        encode: returns the tokens of UTF-8 text.
 
     Raises:
         ValueError: llguidance cannot read the tokens.
@@ -82,7 +78,7 @@ def byte_tokenizer() -> Any:
 
 
 def compiled(tokenizer: Any, lark: str) -> Any:
-    """Return a matcher of a grammar in Lark. Its method ``is_error`` tells whether this failed."""
+    """Return a matcher of a grammar in Lark. If this fails, its ``is_error()`` is true."""
     library = llguidance()
     limits = library.LLParserLimits(
         max_lexer_states=MAX_LEXER_STATES,
@@ -93,47 +89,42 @@ def compiled(tokenizer: Any, lark: str) -> Any:
 
 
 def is_usable(matcher: Any) -> bool:
-    """Return whether the lexer of a matcher, which all its copies share, is below its limit."""
+    """Return whether the lexer, which a matcher shares with its copies, is below its limit."""
     copy = matcher.deep_copy()
     copy.compute_bitmask()
     return not copy.is_error()
 
 
 def next_bytes(state: Any) -> bytes:
-    """Return the bytes that may follow in a matcher over bytes.
-
-    Raises:
-        GrammarError: the grammar exceeds a limit of llguidance.
-    """
+    """Return the bytes that may follow in a matcher over bytes, or raise as `next_tokens` does."""
     mask = int.from_bytes(next_tokens(state), "little")
     return bytes(byte for byte in range(256) if mask >> byte & 1)  # without the bit of the end
 
 
 def next_tokens(state: Any, member: str | None = None) -> bytes:
-    """Return the tokens that may follow in a matcher, one bit per token. Empty if there is none.
+    """Return the tokens that may follow, one bit per token. Empty if there are none.
 
     Raises:
-        GrammarError: the grammar exceeds a limit of llguidance. The error names the `member` whose
-            tokens the matcher reads.
+        GrammarError: the grammar exceeds a limit of llguidance for this `member`.
     """
     mask = bytes(state.compute_bitmask())
     return b"" if _is_stuck(state, member) else mask
 
 
 def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any | None:
-    """Return a copy of a matcher after tokens, or None if the grammar forbids them.
+    """Return a copy of a matcher after tokens; None if the grammar forbids them.
 
-    The other arguments and the error are those of `next_tokens`.
+    `member` and the error are those of `next_tokens`.
     """
     copy = state.deep_copy()
     if copy.try_consume_tokens(list(tokens)) == len(tokens):
         return copy
-    _is_stuck(copy, member)  # a limit is not a text that the grammar forbids
+    _is_stuck(copy, member)  # raises an error if it was a limit
     return None
 
 
 def _is_stuck(state: Any, member: str | None) -> bool:
-    # whether no text begins with what the matcher has read; a limit is an error
+    # whether no text goes on from here
     if not state.is_error():
         return False
     if state.get_error().startswith("NoExtensionBias"):

@@ -1,10 +1,10 @@
 """JSON schemas that a grammar compiler enforces exactly.
 
-llguidance compiles JSON schemas. It enforces most keywords, and refuses most of what it cannot
-enforce. `enforceable` closes what is left open: it refuses the keywords in `_REFUSED`, and whatever
-else leads to `_refuse`. What it returns can be narrower than the given schema, but never wider. For
-example, times have no leap second, numbers are within 2**53 and have at most 9 decimals, and a list
-of values of an ``enum`` has at most as many items as there are values.
+llguidance enforces most keywords, and refuses most others. `enforceable` closes what is left open:
+it refuses the keywords in `_REFUSED`, and whatever else leads to `_refuse`. What it returns can be
+narrower than the given schema, but never wider. For example, times have no leap second, numbers are
+within 2**53 and have at most 9 decimals, and a list of values of an ``enum`` has at most as many
+items as there are values.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {key: each for key, each in schema.items() if not is_absent(key, each)}
+    # schemas, constants and limits inside are kept, annotations are not
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
         place = (*path, keyword)
@@ -179,7 +180,7 @@ def _check_keyword(keyword: str, value: Any, path: Path) -> None:
 
 
 def _check_constant(value: Any, path: Path) -> None:
-    # no response can contain the value, or the compiler would round it
+    # can a response contain the value, and is it compiled without rounding?
     inner = list(value.values()) if isinstance(value, dict) else value
     for each in inner if isinstance(inner, list) else ():
         _check_constant(each, path)
@@ -191,7 +192,7 @@ def _check_constant(value: Any, path: Path) -> None:
 
 
 def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None:
-    # what is within bounds must be so as a float, too, so the decimals have bounds as well
+    # bounds also hold for floats, so the number of decimals has a bound, too
     numbers = {key: Decimal(str(schema[key])) for key in _NUMBERS if key in schema}
     is_literal = "const" in schema or "enum" in schema
     if not numbers and (is_literal or "type" not in schema):
@@ -243,6 +244,7 @@ def _pattern(pattern: str, path: Path) -> str:
 
 
 def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> None:
+    # an enum of names, or a constant one
     target = _target(schema, parts)
     names = target.get("enum", [target.get("const")])
     limits = target.keys() - {"title", "description", "enum" if "enum" in target else "const"}

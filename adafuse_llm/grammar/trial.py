@@ -34,13 +34,13 @@ STACK_BYTES: Final = 2**20
 process have 2 MiB or more, so what a trial survives is harmless here."""
 
 MAX_WAIT_SECONDS: Final = 30.0
-"""Maximum seconds that a trial waits for its place, and that it takes if the machine is busy."""
+"""Maximum seconds that a trial waits for its place, and then that it takes."""
 
 MAX_TRIALS: Final = 8
 """Maximum number of trials at the same time."""
 
 MAX_VERDICTS: Final = 1_000
-"""Maximum number of harmless grammars that are remembered, so that they are not tried again."""
+"""Maximum number of harmless grammars that are remembered and not tried again."""
 
 _places = threading.BoundedSemaphore(MAX_TRIALS)
 _has_started = threading.Event()
@@ -48,15 +48,12 @@ _harmless: OrderedDict[bytes, None] = OrderedDict()
 
 
 def try_grammar(lark: str) -> None:
-    """Try a grammar in a child process. A harmless grammar can still have errors.
-
-    If no child can be started, a warning is logged.
+    """Try a grammar in a child process, or warn that none can be started.
 
     Raises:
         GrammarError: the grammar is harmful.
         QueueFullError: the machine is too busy.
     """
-    # a grammar that has done no harm is not tried again
     key = hashlib.sha256(lark.encode()).digest()
     if key in _harmless:
         return
@@ -104,15 +101,11 @@ def _warn(reason: str) -> None:
 
 
 def compile_here(lark: str) -> None:
-    """Compile a grammar within the limits of a trial, as the child process does.
-
-    Raises:
-        SystemExit: the grammar takes too much memory.
-    """
-    # all that a grammar does not cause precedes its limits
+    """In the child process, compile a grammar within limits."""
+    # what a grammar does not cause precedes its limits
     byte_tokenizer()
     begin()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent holds in memory what stands there
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent would keep all errors in memory
     limit_process(MAX_CPU_SECONDS, MAX_BYTES)
     survived: list[bool] = []
 

@@ -27,17 +27,16 @@ class AdaFuse(Strategy):
     NLL is the mean in nats per token (equation 4). One member alone writes its own greedy text,
     unless `branching_factor` is set.
 
-    Cost: a member processes all proposals, and keeps only the key/value rows of the winner. A
-    unanimous round costs it about one pass per token.
+    Cost: a member processes all proposals. A unanimous round costs it about one pass per token.
 
-    A subclass may replace `scorer`, which scores a candidate, and `rule`.
+    A subclass may replace `scorer` and `rule`.
     """
 
     name = "adafuse"
     options = OF_WORDS | {"margin_threshold", "max_words", "branching_factor", "weights"}
 
     def scorer(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> Candidate:
-        """Return a candidate with its score, the numbers of the members and its log-probability."""
+        """Return a candidate with its score."""
         return score(candidate, members)
 
     def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:
@@ -61,11 +60,10 @@ class AdaFuse(Strategy):
 
 
 class Single(AdaFuse):
-    """One member alone, which decodes greedily. This is the baseline of every ensemble.
+    """One member alone, the baseline of every ensemble: the option ``use=("name",)`` chooses it.
 
-    The tokens are the same as those of the model's own greedy ``generate()``. A round has one word.
-    If the engine has several members, choose one with the option ``use=("name",)``. The score and
-    the NLL are both the word's mean negative log-likelihood per token, in nats.
+    Its tokens are those of the model's own greedy ``generate()``. A round has one word. Score and
+    NLL are the word's mean negative log-likelihood per token, in nats.
     """
 
     name = "single"
@@ -88,9 +86,9 @@ class Single(AdaFuse):
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:
     """Return the largest number of uncommitted tokens that a member's tree holds for one pool.
 
-    A member proposes at most M - 1 confident words, which its branches share, and B alternatives
-    for the next word. Most words are shorter than `max_word_tokens`, which leaves room for nodes of
-    earlier rounds, and for members that split the words into more tokens.
+    Most words are shorter than `max_word_tokens`, which leaves room for nodes of earlier rounds,
+    and for members that split the words into more tokens.
     """
+    # a member proposes M - 1 confident words, which its branches share, and B alternatives
     words = config.max_words - 1 + config.branches
     return members * words * config.max_word_tokens

@@ -20,7 +20,7 @@ from adafuse_llm.errors import InvalidOptionError, short_repr
 class StrategyContext:
     """One request, as a strategy receives it: its members with their prompts, and its options.
 
-    `drafts` adds drafts to the passes of these members, or none if the engine's settings say so.
+    `drafts` adds drafts to the passes of these members, or none if the engine has them off.
     """
 
     members: Sequence[MemberState]
@@ -31,9 +31,8 @@ class StrategyContext:
 class Strategy(ABC):
     """Chooses the next text of a response. A subclass sets `name`, `options` and `begin`.
 
-    A strategy is immutable, and all requests share it. In every strategy, the candidate with the
-    lowest score wins a round. If two scores are equal, the earlier candidate wins. A subclass
-    documents its ``score`` and its ``nll``.
+    A strategy is immutable, and all requests share it. The candidate with the lowest score wins a
+    round, and of equal scores the first. A subclass documents its ``score`` and its ``nll``.
     """
 
     @property
@@ -44,7 +43,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def options(self) -> frozenset[str]:
-        """Options of `AdaFuseConfig` that the strategy uses in addition to `ALWAYS_USED`."""
+        """The options that the strategy uses besides `ALWAYS_USED`."""
 
     def check(self, members: Sequence[Backend]) -> None:
         """Check that the strategy can decode with these members.
@@ -85,19 +84,14 @@ ALWAYS_USED = frozenset(
         *ADJUSTMENTS,
     }
 )
-"""Options that apply to every strategy. The engine, the loop of rounds and the members handle
-them."""
+"""Options that work outside of strategies, so every strategy has them."""
 
 OF_WORDS = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
 """Options of strategies whose members write words."""
 
 
 def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
-    """Check that the strategy uses every option that differs from its default.
-
-    Raises:
-        InvalidOptionError: the strategy ignores an option that differs from its default.
-    """
+    """Raise an InvalidOptionError if an option is set that the strategy does not use."""
     used = ALWAYS_USED | strategy.options
     for name, field in AdaFuseConfig.model_fields.items():
         value = getattr(config, name)

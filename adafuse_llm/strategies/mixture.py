@@ -36,32 +36,31 @@ class Mixture(Strategy):
     P_k is the member's probability of the word's tokens, times the probability that the word ends
     after them: before a token that begins with whitespace, or at the end of the response. With
     their ends, different words exclude each other, so their probabilities can be compared however
-    many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561). No end is counted
-    for a word that ends in whitespace or in a script without spaces, that has `max_word_tokens`
-    tokens, or that fills the context window, and for the end of the response itself.
+    many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561). No end counts if
+    the word ends the response, ends in whitespace or in a script without spaces, has
+    `max_word_tokens` tokens, or fills the context window.
 
     The weights w_k are those of the option `weights`, divided by their sum. By default, they are
-    proportional to the members' numbers of parameters, or equal if a member does not tell its
-    number. A member that cannot write a word exactly gives it a probability of 0.
+    proportional to the members' numbers of parameters, or equal if a number is not known. A member
+    that cannot write a word exactly gives it a probability of 0.
 
     The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
-    grammar, probabilities are relative to all that the grammar permits at the start of the word.
+    grammar, probabilities are relative to all that it permits at the start of the word.
 
     The member with the highest weight proposes first, and the others read its word one after
-    another, the one with the highest weight first. The word wins as soon as its pooled probability
-    is above one half, because no other word can then have more. Such a round has one candidate, the
-    NLL of the members that read it, and the score that it has if the others give it a probability
-    of 0. Otherwise all members propose, as for the first word of a reply to messages, and for
-    spaces at the end of a prompt.
+    another, in order of weight. The word wins as soon as its pooled probability is above one half,
+    because no other word can then have more. Such a round has one candidate, the NLL of the members
+    that read it, and the score that it has if the others give it a probability of 0. If no word
+    wins like this, all members propose. They always do for the first word of a reply to messages,
+    and for spaces at the end of a prompt.
 
-    Cost: one pass per token for the member with the highest weight. Other members read only the
-    words that it cannot decide, and propose their own if they cannot decide them together.
+    Cost: one pass per token for the member with the highest weight. Others read only the words that
+    it cannot decide alone.
 
     At a `temperature` above 0, a member is drawn for each word, with a probability proportional to
-    its weight, and draws the word. This is a draw from the weighted mean of the members'
-    distributions of the next word. After a word that whitespace or the end of the response must
-    follow, a member draws the next word given that the word has ended. Such a round has one
-    candidate; its score and its NLL are the -log P_k of the member k that has drawn it. Cost: one
+    its weight, and draws the word. So words come from the weighted mean of the distributions. A
+    member that goes on after a word with an end draws given this end. Such a round has one
+    candidate; its score and its NLL are the -log P_k of the member that has drawn it. Cost: one
     pass per token, and one more when another member goes on.
     """
 
@@ -100,7 +99,7 @@ class Mixture(Strategy):
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
-    """Return options with which each member proposes one word, and no alternative by default."""
+    # by default without alternatives
     return config.override({"max_words": 1, "branching_factor": config.branching_factor or 1})
 
 
@@ -158,7 +157,7 @@ class _Rounds:
         ]
         if not known:
             return to_result(candidate, members, nll, None)
-        # the mean of probabilities that may be too small for a float
+        # relative to the highest, because probabilities may be too small for a float
         highest = max(logprob for _, logprob in known)
         total = math.fsum(weight * math.exp(logprob - highest) for weight, logprob in known)
         mean = total / math.fsum(member.weight for member in members)
@@ -177,7 +176,7 @@ class _Rounds:
         return word + word_end
 
     def _has_end(self, candidate: PoolCandidate) -> bool:
-        # whitespace, or the end of the response, need not follow a word that a limit has cut
+        # a limit may have cut the word
         writer = candidate.proposers[0]
         tokens = len(candidate.path(writer))
         is_cut = tokens >= self._config.max_word_tokens or writer.is_full(candidate.nodes[writer])

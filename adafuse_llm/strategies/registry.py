@@ -15,7 +15,7 @@ from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.mixture import Mixture
 
 AUTO: Final = "auto"
-"""Name of the default: `choose_strategy` chooses the strategy for the members."""
+"""Name of the default, with which `choose_strategy` chooses."""
 
 UNEVEN: Final = 2.0
 """Members are uneven if the largest has this many times the parameters of the smallest."""
@@ -33,10 +33,10 @@ _IMPORT = re.compile(r"[\w.]+:[\w.]+")
 def find_strategy(
     strategy: Strategy | str, members: Sequence[Backend] = (), config: AdaFuseConfig | None = None
 ) -> Strategy:
-    """Return the strategy with a name. Return a `Strategy` object unchanged.
+    """Return the strategy with a name, or a `Strategy` object as it is.
 
-    The name ``auto`` stands for the strategy that `choose_strategy` chooses for the members. The
-    name ``package.module:object`` imports a strategy, or a class or function that returns it.
+    With ``auto``, `choose_strategy` chooses. A name such as ``package.module:object`` imports a
+    strategy, or a class or function that returns one.
 
     Raises:
         InvalidOptionError: the name is unknown, the import fails, or the object is not a strategy.
@@ -78,10 +78,10 @@ def _imported(place: str) -> Strategy:
 def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strategy:
     """Return the strategy that suits the members: `Mixture` if they are uneven, else `AdaFuse`.
 
-    `AdaFuse` gives every member the same say. That suits members of similar size, but one that is
-    much smaller than another takes the ensemble down wherever it cannot do the task. `Mixture`
-    weighs members by their size. It is not chosen if the size of a member is not known, if a member
-    cannot take part in it, or if `config` sets an option that it does not use.
+    `AdaFuse` gives every member the same say. A member that is much smaller than another then takes
+    the ensemble down where it cannot do the task, so `Mixture` weighs members by their size. It is
+    not chosen if a size is not known, if a member cannot take part in it, or if `config` sets an
+    option that it does not use.
     """
     mixture = Mixture()
     sizes = mixture.weights(members)  # all equal if one is not known

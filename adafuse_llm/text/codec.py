@@ -1,9 +1,9 @@
 """Conversion between text and the tokens of one member.
 
-Committed tokens are never tokenized again. New tokens are therefore decoded, and new text is
-encoded, *as a continuation* of the tokens before them. Some tokenizers add or strip a space at the
-start of a string, or merge characters of old and new text into one token. An encoding is exact if
-its tokens, decoded after the context, give exactly the text.
+Committed tokens are never tokenized again. So new tokens are decoded, and new text is encoded, as a
+*continuation* of the tokens before. Some tokenizers add or strip a space at the start of a string,
+or merge characters of old and new text into one token. An encoding is exact if its tokens, decoded
+after the context, give exactly the text.
 """
 
 # ruff: noqa: ARG002  default methods ignore their arguments
@@ -35,14 +35,14 @@ SHOWN = 24
 """Maximum number of characters that a difference shows."""
 
 CONTEXT_TOKENS = 8
-"""Number of context tokens that are decoded together with a continuation, if the context does not
-begin inside a character."""
+"""Number of context tokens that are decoded with a continuation. More are, if it begins inside a
+character."""
 
 CACHED_CONTEXTS = 1_024
-"""Number of token sequences whose texts a codec caches, because it decodes them again."""
+"""Number of contexts whose texts a codec caches."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
-"""Texts before a continuation, so that the tokenizer does not encode it as the start of a text. The
+"""Texts before a continuation, so that a tokenizer does not take it for the start of a text. The
 first that gives an exact encoding is used."""
 
 _MARKS = range(0xF0000, 0x10FFFD)
@@ -54,16 +54,15 @@ _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*)?\Z")
 """Matches reasoning at the end of a prompt that is open, or closed without any text."""
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
-"""Methods of transformers that a codec leaves out, because they take several times as long as the
-tokenizer itself for short texts."""
+"""Methods of transformers that a codec goes around: for short texts, they take several times as
+long as the tokenizer itself."""
 AT_START = ReplyStart()
 
 
 class TextCodec(ABC):
     """Conversion between text and one member's tokens. Thread-safe, without state of requests.
 
-    A codec without a chat template needs only the three abstract methods; its member reads
-    conversations in the plain format.
+    A codec without a chat template needs only the three abstract methods.
 
     Attributes:
         has_chat_template: whether the member reads conversations with its own chat template.
@@ -111,10 +110,7 @@ class TextCodec(ABC):
         return self.encode_conversation(check_conversation(messages))
 
     def reply_opening(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
-        """Return the text that the chat template writes after the last message.
-
-        It is empty without a template, or if the template omits the last message.
-        """
+        """Return the text that the chat template writes behind the last message, or ""."""
         return ""
 
     def control_token_in(self, text: str) -> str | None:
@@ -123,7 +119,7 @@ class TextCodec(ABC):
 
 
 def cached(method: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Return a bound method with a cache that does not keep its object alive."""
+    """Return a bound method with a cache, which does not keep its object alive."""
     weak = weakref.WeakMethod(method)
 
     @functools.lru_cache(size)
@@ -138,9 +134,7 @@ def cached(method: Callable[..., Any], size: int) -> Callable[..., Any]:
 class TokenizerCodec(TextCodec):
     """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
-    Args:
-        tokenizer: a ``PreTrainedTokenizerBase``, or another object with the methods and attributes
-            that the codec uses.
+    Another object with the methods and attributes that the codec uses will do, too.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -161,17 +155,16 @@ class TokenizerCodec(TextCodec):
             if str(t).strip() and str(t) in str(template or "")
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
-        # the special tokens before a prompt; a prompt to be continued has no end token behind it
+        # a prompt has the special tokens before a text, and none behind it
         text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
         starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
         self._before = whole[: next(starts, 0)]
         # those of a GGUF file also precede what a chat template renders, as in llama-server
         self._before_template = list(getattr(tokenizer, "prefix_ids", ()))
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
-        # Text in a prompt must not become a special token or a marker of the template. Text in a
-        # response must not become a special token. It may become a marker, because members write
-        # some markers themselves, such as <think>. In the text that a reply continues, only the
-        # markers of reasoning may become tokens.
+        # Text of a prompt must not become a special token or a marker of the template. Text of a
+        # response may become a marker, because members write some themselves, such as <think>. In
+        # the text that a reply continues, only the markers of reasoning may become tokens.
         in_prompt = {**markers, **special}
         thoughts = (REASONING_OPENS, REASONING_CLOSES)
         in_begun = {i: token for i, token in in_prompt.items() if token not in thoughts}
@@ -212,8 +205,8 @@ class TokenizerCodec(TextCodec):
         return marks.sub("", opening) if mark else ""
 
     def _encode_begun(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
-        # A mark stands for the last message, and what follows the mark is cut off. So the member
-        # reads exactly the text of this message, even if the template changes texts.
+        # a mark stands for the last message, which the member then reads as it is, even if the
+        # template changes texts or writes something behind it
         text, mark = conversation.begun, ""
         with suppress(InvalidInputError):  # the template may require another role at the end
             rendered, marks = self._rendered(conversation.with_last(_END), variables)
@@ -232,10 +225,9 @@ class TokenizerCodec(TextCodec):
     def _rendered(
         self, conversation: Conversation, variables: Mapping[str, Any]
     ) -> tuple[str, re.Pattern[str]]:
-        """Return the rendered conversation with marks, and a pattern that finds them.
+        """Return the rendered conversation, and a pattern whose group is the text between marks.
 
-        Marks enclose control tokens that messages, tools and variables spell out. The only group
-        of the pattern is the text between two marks.
+        Marks enclose control tokens that messages, tools and variables spell out.
         """
         texts = [vars(conversation), list(map(vars, conversation.tools)), variables]
         whole = json.dumps(texts, ensure_ascii=False, default=str)
@@ -245,7 +237,7 @@ class TokenizerCodec(TextCodec):
 
         @functools.cache
         def mark(text: str) -> str:
-            # marks enclose control tokens, or the whole text if another part becomes one
+            # a text is marked as a whole if other parts of it become control tokens
             others = filter(None, control.pattern.split(text))
             safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
             return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
@@ -303,9 +295,9 @@ class TokenizerCodec(TextCodec):
         return tokens[len(context) :], exact
 
     def _extend(self, tokens: list[int], text: str, control: _ControlTokens) -> bool:
-        """Append the tokens that continue `tokens` with `text`. Return whether they are exact.
+        """Append the tokens of `text`, and return whether they are exact.
 
-        They contain no tokens of `control`, unless a single character becomes such a token.
+        They have no tokens of `control`, unless a single character becomes one.
         """
         exact = True
         pending = [text]
@@ -323,7 +315,7 @@ class TokenizerCodec(TextCodec):
     def _encode_piece(
         self, context: Sequence[int], text: str, control: _ControlTokens
     ) -> tuple[list[int], bool]:
-        # with the first anchor that makes the encoding exact; else they may be tokens of `control`
+        # the first anchor that makes the encoding exact; else it may have tokens of `control`
         inexact: list[int] = []
         for anchor, before in self._anchors:
             whole = self._encode(anchor + text)
@@ -357,7 +349,7 @@ class TokenizerCodec(TextCodec):
         ]
 
     def _encode_template(self, text: str, *, is_first: bool = True) -> list[int]:
-        # parts of a conversation after the first do not begin a text, so they follow an anchor
+        # only the first part of a conversation begins a text
         for anchor, before in () if is_first else self._anchors[1:]:
             whole = self._encode(anchor + text, as_text=False)
             if whole[: len(before)] == before:
@@ -370,7 +362,7 @@ class TokenizerCodec(TextCodec):
         # control tokens in the text are text if `as_text` is true
         core = self._core if as_text else self._template_core
         if core is not None:
-            # other callers may have stored other settings in the tokenizer
+            # other users of the tokenizer may have changed its settings
             if core.encode_special_tokens != as_text:
                 core.encode_special_tokens = as_text
             if core.truncation is not None:
@@ -396,8 +388,8 @@ class TokenizerCodec(TextCodec):
 
 
 def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
-    # a `tokenizers.Tokenizer` for text, and one for rendered conversations; None if a tokenizer
-    # has none that can be copied, or has methods of its own
+    # a `tokenizers.Tokenizer` for text, and one for rendered conversations; None if there is none
+    # that can be copied, or if a tokenizer has methods of its own
     if not getattr(tokenizer, "is_fast", False):
         return None, None
     from transformers import PreTrainedTokenizerFast
@@ -423,7 +415,7 @@ class _ControlTokens:
         unknown: id of the token for text that has no other token, or None. Plain text may contain
             it, but its spelling must not become this token.
         reads_bytes: whether the tokenizer reads the spelling of a byte, such as ``<0x0A>``, as this
-            byte. Unigram vocabularies contain such spellings as pieces.
+            byte.
     """
 
     def __init__(
@@ -436,7 +428,7 @@ class _ControlTokens:
         self.pattern = re.compile("|".join([*map(re.escape, texts), *bytes_]) or "(?!)")
 
     def split(self, text: str, tokens: Sequence[int]) -> list[str]:
-        """Split `text`, which has these `tokens`, so that its parts become no control tokens."""
+        """Split a text with these `tokens` so that its parts become no control tokens."""
         # every spelling is split after its first character
         cuts = [0]
         while match := self.pattern.search(text, cuts[-1]):
@@ -455,7 +447,7 @@ def change_of(codec: TextCodec, text: str) -> str | None:
 
 
 def difference(text: str, read: str) -> str:
-    """Describe how `read` differs from `text`, in ASCII, from the first difference to the last."""
+    """Describe in ASCII how `read` differs from `text`, without their equal ends."""
     before = same_start(text, read)
     text, read = text[before:], read[before:]
     after = same_start(text[::-1], read[::-1])

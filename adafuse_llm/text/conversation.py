@@ -1,8 +1,7 @@
 """Conversations, and the common forms in which members read them and write calls.
 
-A member reads a conversation with its own chat template (`adafuse_llm.text.templates`). A member
-without one reads the *plain format*: the system text, then a paragraph per turn that begins with
-the role::
+A member reads a conversation with its own chat template (`adafuse_llm.text.templates`), or without
+one in the *plain format*: the system text, then a paragraph per turn that begins with the role::
 
     Answer briefly.
 
@@ -10,8 +9,8 @@ the role::
 
     Assistant:
 
-All members continue the same reply, so they write calls in the same form. A member whose template
-does not support tools reads calls and results as text (`Conversation.flat`)::
+All members write the same reply, so they write calls in the same form. A member whose template does
+not support tools reads calls and results as text (`Conversation.flat`)::
 
     assistant   <tool_call>
                 {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -102,8 +101,8 @@ class Message(TypedDict):
         content: text.
         tool_calls: at least one call of an assistant.
         tool_call_id: the id of the call that a tool answers.
-        reasoning_content: an assistant's reasoning before the content. Only members whose chat
-            templates read it under this name see it.
+        reasoning_content: an assistant's reasoning before the content, for chat templates that read
+            it.
     """
 
     role: str
@@ -119,7 +118,7 @@ class Tool:
 
     Attributes:
         name: name by which a call selects the tool.
-        description: text that describes what the tool does.
+        description: what the tool does.
         parameters: a JSON schema of the arguments.
     """
 
@@ -187,8 +186,6 @@ class Conversation:
 
     def before_reply(self) -> Conversation:
         """Return the conversation without the message that the reply continues."""
-        if not self.continues:
-            return self
         nothing: Message = {"role": "user", "content": ""}
         return replace(self, messages=self.messages[:-1] or (nothing,), continues=False)
 
@@ -199,7 +196,7 @@ class Conversation:
 
     @property
     def request(self) -> str:
-        """A sentence that says which tool the next reply must call; empty if it need not."""
+        """The sentence that requests a call of the next reply; empty without such a request."""
         if not self.tools or self.tool_choice == "auto":
             return ""
         if self.tool_choice == "required":
@@ -208,13 +205,13 @@ class Conversation:
 
     @property
     def characters(self) -> int:
-        """Size of all texts that members read, and of the marks around them, about."""
+        """About how many characters members read."""
         return len(to_json([self.messages, [*map(vars, self.tools)], self.instructions]))
 
     def with_system(self, *texts: str, default: str = "") -> Conversation:
-        """Append texts and the instructions to the first system message, or add such a message.
+        """Append texts and the instructions to the first system message.
 
-        An added message begins with `default`: the system text of a template.
+        If there is none, one is added, which begins with `default`, the system text of a template.
         """
         added = [text for text in (*texts, self.instructions) if text]
         if not added:
@@ -247,7 +244,7 @@ class Conversation:
                 names |= {call["id"]: call["name"] for call in calls}
                 written = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
                 blocks = [_block(CALL_OPENS, to_json(call), CALL_CLOSES) for call in written]
-                # Each call begins on a new line, as in members' replies.
+                # a call begins on a new line, as in members' replies
                 content = "\n".join([*filter(None, [content.rstrip("\n")]), *blocks])
             plain: Message = {"role": role, "content": content}
             if thought := message.get("reasoning_content"):
@@ -278,10 +275,10 @@ def check_conversation(
     *,
     instructions: str = "",
 ) -> Conversation:
-    """Return a checked conversation.
+    """Return a checked conversation. A `Conversation` is returned as it is.
 
-    Messages, `tools` and `tool_choice` are those of `Engine.generate`, also in the form of OpenAI's
-    API. A `Conversation` is returned as it is. The first system message ends in `instructions`.
+    Messages, `tools` and `tool_choice` are those of `Engine.generate`. The first system message
+    ends in `instructions`.
 
     Raises:
         InvalidInputError: the form of something is invalid; a result answers no earlier call; two
@@ -352,7 +349,7 @@ def _check_list(value: Any, wanted: str) -> None:
 
 
 def check_role(role: Any, what: str) -> str:
-    """Return the role in `ROLES` that a role or a framework's name for it stands for."""
+    """Return the role in `ROLES` that a framework's name for it stands for."""
     known = _ALIASES.get(role, role) if isinstance(role, str) else role
     if not isinstance(known, str) or known not in ROLES:
         raise InvalidInputError(
@@ -476,18 +473,18 @@ def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
 
 
 def _block(opens: str, text: str, closes: str) -> str:
-    # JSON whose ``</`` is escaped cannot contain a closing marker
+    # JSON cannot contain a closing marker if its `</` is escaped
     escaped = text.replace("</", r"<\/")
     return f"{opens}\n{escaped}\n{closes}"
 
 
 def to_json(value: Any) -> str:
-    """Return checked values as JSON, in the spelling that members read."""
+    """Return JSON as members read it."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def plain_json(value: Any, label: str) -> Any:
-    """Return JSON data, which errors call `label`, as dicts, lists and plain values."""
+    """Return JSON data as dicts, lists and plain values. Errors call it `label`."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
         plain = json.loads(text)

@@ -81,6 +81,7 @@ class SpaceTokens:
 
     def can_write(self, spaces: int) -> bool:
         """Return whether tokens can write this number of spaces, and perhaps more text."""
+        # a token begins with all of them, or consists of some, after which others follow
         longest = max(self._leading.values(), default=0)
         sizes = set(self._only_spaces.values())
         for lacking in range(len(self._writable), spaces + 1):
@@ -91,10 +92,7 @@ class SpaceTokens:
         return self._writable[spaces]
 
     def mask(self, spaces: int) -> bytes:
-        """Return the tokens with which a text can go on that lacks this number of spaces.
-
-        They begin with so many spaces, or are some of them. The format is that of ``Node.allowed``.
-        """
+        """Return the tokens that begin with so many spaces or are some of them (`Node.allowed`)."""
         if spaces not in self._masks:
             self.can_write(spaces)
             bits = bytearray((self._size + 7) // 8)

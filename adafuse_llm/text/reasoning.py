@@ -9,25 +9,19 @@ from __future__ import annotations
 REASONING_OPENS, REASONING_CLOSES = "<think>", "</think>"
 
 CLOSING = f"\n{REASONING_CLOSES}\n\n"
-"""Text that ends reasoning that a member has not ended itself."""
+"""Text that closes open reasoning."""
 
 
 def open_reasoning(text: str) -> str:
-    """Return the end of `text` from the last opening marker, or "" if reasoning is not open."""
+    """Return the reasoning that is open at the end of `text`, with its marker, or ""."""
     start = text.rfind(REASONING_OPENS)
     return "" if start <= text.rfind(REASONING_CLOSES) else text[start:]
 
 
 def split_reasoning(text: str, prefix: str = "") -> tuple[str, str]:
-    """Split a reply into its reasoning and its answer.
+    """Return the reasoning of a reply, without markers, and its answer.
 
-    Args:
-        text: the reply.
-        prefix: text with which the chat templates began the reply.
-
-    Returns:
-        The reasoning without markers and without whitespace at its ends, and the rest of the reply.
-        A reply without reasoning is the answer, unchanged.
+    Without reasoning, the answer is the whole text. `prefix` is that of the reply.
     """
     rest = prefix + text
     thoughts: list[str] = []

@@ -1,11 +1,11 @@
 """Where a reply begins, the same for all members: in reasoning, or at the answer.
 
-Members share one text, so they must begin it at the same place. Some chat templates open reasoning
-at the end of the prompt, some leave it to the member, and others know no reasoning:
+Some chat templates open reasoning at the end of the prompt, some leave it to the member, and others
+know no reasoning. But members share one text:
 
-* If all members reason, reasoning is opened for all of them if a template opens it for one.
-* Otherwise, and if the required form of the response permits no reasoning, it is switched off in
-  the templates that have a variable for this, and closed where it is still open.
+* If all members reason, and one template opens reasoning, it is opened for all of them.
+* Otherwise, and if the form of the response permits no reasoning, it is switched off in the
+  templates that have a variable for this, and closed where it is still open.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Beginning:
 
 
 def accepts(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
-    """Return whether a chat template renders a question with these variables."""
+    """Return whether a chat template accepts these variables."""
     try:
         codec.reply_opening(QUESTION, variables)
     except InvalidInputError:
@@ -75,7 +75,7 @@ def _switches(codec: TextCodec) -> list[str]:
 
 
 def _is_off(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
-    # whether reasoning is off unless a variable of the template switches it on
+    # whether only a variable of the template switches reasoning on
     def shown(**switch: bool) -> list[int]:
         return codec.encode_conversation(QUESTION, ReplyStart({**variables, **switch}))
 
@@ -90,19 +90,12 @@ def start_replies(
     variables: Variables,
     permits: Callable[[str], bool] | None = None,
 ) -> tuple[dict[str, ReplyStart], str]:
-    """Choose how the members' chat templates begin a reply.
+    """Choose how the chat templates of the active members begin a reply.
 
-    Args:
-        codecs: the codecs of the active members, by name.
-        conversation: the conversation.
-        variables: variables for the templates.
-        permits: tells whether a response can begin with a text; None if it may have any form.
+    `permits` tells whether a response can begin with a text. None: it may have any form.
 
     Returns:
         The beginnings by member, and the reasoning with which the templates began the reply, or "".
-
-    Raises:
-        InvalidInputError: the conversation begins reasoning that the response cannot continue.
     """
     free = permits is None or any(map(permits, THOUGHTS))
     if conversation.continues:
@@ -120,7 +113,7 @@ def start_replies(
         beginnings = [each.without_reasoning(conversation) for each in beginnings]
     is_open = free and all(each.reasons for each in beginnings)
     prefix = next((each.prefix for each in beginnings if each.prefix), "") if is_open else ""
-    # all begin at the same place: where one template opens reasoning, or behind what is open
+    # all begin in the reasoning that one template opens, or behind it
     starts = {}
     for each in beginnings:
         added = "" if each.prefix else prefix
@@ -131,10 +124,7 @@ def start_replies(
 
 
 def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Variables) -> str | None:
-    """Return a warning if some members reason before they answer and others do not, or None.
-
-    There is none if reasoning can be switched off for those that reason.
-    """
+    """Return a warning if only some members reason, and no variable switches this off, or None."""
     beginnings = _beginnings(codecs, QUESTION, variables)
     reasoning = [each.name for each in beginnings if each.without_reasoning(QUESTION).reasons]
     others = [name for name in codecs if name not in reasoning]

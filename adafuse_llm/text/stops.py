@@ -26,8 +26,7 @@ class Transcript:
         stops: the stop sequences.
         can_end: returns whether a text is a complete response. A stop sequence counts only behind
             such a text. Default: every text is complete.
-        turns: beginnings of a next turn, which also end the response, without the whitespace before
-            them.
+        turns: beginnings of a next turn. The response ends before them and whitespace.
         calls: whether the response may call tools. Then a call that it has made before ends it,
             because small models repeat one call without end.
         prefix: text with which the chat templates began the response.

@@ -105,8 +105,8 @@ class ReplyStart:
 def render_conversation(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
     """Render a conversation with a chat template, which may raise any exception.
 
-    Tools, calls and results have the form of the template, if it reads them and accepts this
-    conversation. Otherwise, they are text of plain messages (`Conversation.flat`).
+    Tools, calls and results have the form of the template, or else they are text of plain messages
+    (`Conversation.flat`).
 
     Raises:
         InvalidInputError: the template does not accept the messages.
@@ -119,8 +119,7 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
     adds = conversation.tools or conversation.instructions
     default = _default_system(conversation, render, ()) if adds else ""
     messages: Messages = conversation.flat(default=default)
-    # Some templates write a system message only in the turn of a user, and people send prompts that
-    # have nothing else. If the template refuses it, `_render` finds out.
+    # some templates write a system message only in the turn of a user, which may be missing
     if {each["role"] for each in messages} == {"system"}:
         with suppress(Exception):
             if _WORD not in render([{"role": "system", "content": _WORD}], ()):
@@ -134,14 +133,14 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
         {**vars(tool), "parameters": tool.parameters or none} for tool in conversation.tools
     ]
     tools = [{"type": "function", "function": function} for function in functions]
-    # the system message says how to call tools, unless the template does in the common form
+    # the system message says how to call tools, unless the template says the same
     explains = conversation.tools and not facts.has_common_calls
     how = f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if explains else ""
     added = " ".join(filter(None, [how, conversation.request]))
     adds = added or conversation.instructions
     default = _default_system(conversation, render, tools) if adds else ""
     messages = conversation.with_system(added, default=default).messages
-    # if a template drops the explanation, its member does not learn the common form
+    # a template that drops the explanation would leave its member without the common form
     needed = ONLY_THIS_FORM if explains else ""
     # arguments are a dict in most templates, and text in a few
     with suppress(InvalidInputError):
@@ -150,8 +149,7 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
 
 
 def _render(messages: Messages, tools: Messages, render: Render, needed: str = "") -> str:
-    # A template that refuses messages gets alternating turns. Text of the system that it must
-    # write, `needed`, shows whether it has read the messages.
+    # a template that refuses messages, or drops the text `needed`, gets alternating turns
     reason: Exception | None = None
     for form in (messages, _alternating(messages, keeps_first=True), _alternating(messages)):
         try:
@@ -168,11 +166,8 @@ def _render(messages: Messages, tools: Messages, render: Render, needed: str = "
 
 
 def _alternating(messages: Messages, *, keeps_first: bool = False) -> list[Mapping[str, Any]]:
-    """Turn system messages and plain tool results into user messages, and merge consecutive ones.
-
-    Messages with tool calls and results of calls do not change. A first system message stays if
-    `keeps_first`.
-    """
+    # system messages and plain tool results become user messages, consecutive ones one message;
+    # calls and their results stay, and a first system message if `keeps_first`
     result: list[Mapping[str, Any]] = []
     for message in messages:
         role, is_plain = message["role"], not message.keys() & {"tool_calls", "tool_call_id"}
@@ -209,11 +204,7 @@ def _default_system(conversation: Conversation, render: Render, tools: Messages)
 
 
 def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[dict[str, Any]]:
-    """Return messages with calls in the form of OpenAI's API, which templates expect.
-
-    Few templates expect arguments `as_text`, which is JSON. Some require ids of nine letters and
-    digits.
-    """
+    # calls in the form of OpenAI's API, which templates expect; some require ids of nine characters
     result: list[dict[str, Any]] = []
     numbers = itertools.count(1)
     called: dict[str, dict[str, str]] = {}  # maps the calls' ids to the new ids and the names
@@ -238,15 +229,12 @@ def member_variables(
 ) -> dict[str, dict[str, Any]]:
     """Return the variables for the template of every active member, by its name.
 
-    Args:
-        option: the option ``chat_template_kwargs``.
-        facts: what is known of the templates of the active members, by name.
-        members: names of all members of the ensemble.
+    `facts` are those of the active members, and `members` the names of all.
 
     Raises:
         InvalidOptionError: a value is not JSON, or no template reads the variable.
     """
-    # the name of a member is the key of its own variables
+    # under the name of a member stand its own variables
     shared: dict[str, Any] = {}
     own: dict[str, Mapping[str, Any]] = {}
     for name, value in (option or {}).items():

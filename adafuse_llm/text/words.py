@@ -57,8 +57,8 @@ def same_start(left: str, right: str) -> int:
 def is_closed(word: str, tokens: int, limit: int) -> bool:
     """Return whether a word is complete, whichever token follows.
 
-    A word is complete if it ends in whitespace or has `limit` tokens. A word that ends inside a
-    character may have up to `CHARACTER_TOKENS` more tokens.
+    It ends in whitespace, or has `limit` tokens. If it ends inside a character, it may have up to
+    `CHARACTER_TOKENS` more.
     """
     if tokens >= limit and (word[-1:] != REPLACEMENT or tokens >= limit + CHARACTER_TOKENS):
         return True
@@ -68,10 +68,10 @@ def is_closed(word: str, tokens: int, limit: int) -> bool:
 def ends_before(word: str, extended: str, letters: int) -> bool:
     """Return whether a word ends before the next token, which would make it `extended`.
 
-    It ends before whitespace, and before a letter of a script without spaces if it would have more
-    than `letters` of them. A token that begins inside a character counts as such a letter. Other
-    tokens, such as punctuation and combining marks, belong to the word.
+    It ends before whitespace, and before a letter of a script without spaces with which it would
+    have more than `letters` of them. A token that begins inside a character is such a letter.
     """
+    # not before its first letter, and not inside a character
     if not word.strip():
         return False
     is_incomplete = word.endswith(REPLACEMENT)
