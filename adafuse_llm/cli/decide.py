@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import AdaFuseConfig, Choice, InvalidInputError, Predicate, Score
+from adafuse_llm.cli.ask import EMBEDDED
 from adafuse_llm.cli.common import Command, Parser, Setup
-from adafuse_llm.cli.passages import EMBEDDED
 from adafuse_llm.cli.terminal import print_json, stderr_console, stdout_console, tell
 from adafuse_llm.decisions import DecideOptions, Question
 from adafuse_llm.report import styles
