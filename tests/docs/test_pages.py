@@ -86,7 +86,7 @@ def a_page(page: Path) -> ParameterSet:
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
-PRINTING = {"decisions": 2, "structured-output": 7, "sampling": 2, "chat": 2, "your-documents": 3}
+PRINTING = {"rounds": 2, "structured-output": 7, "sampling": 2, "chat": 2, "your-documents": 3}
 """Guides that show what their code prints, and the number of these outputs."""
 
 APART = GUIDES / "llamaindex.md"
