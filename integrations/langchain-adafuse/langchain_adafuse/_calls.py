@@ -16,7 +16,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationChunk
 from pydantic import BaseModel, Field
 
-from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
+from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent, Usage
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
@@ -81,19 +81,10 @@ class ResponseChunks(ABC):
         return records, {ROUNDS_KEY: records} if call.model.round_detail == "full" else {}
 
     def metadata(self, whole: Response) -> tuple[dict[str, Any], UsageMetadata]:
-        """Return the metadata of the whole response, and its token counts.
-
-        The counts, in LangChain's form, are those of the member with the most tokens.
-        """
+        """Return the metadata of the whole response, and its `usage_metadata`."""
         call, reason, counts = self.call, whole.finish_reason, whole.usage.model_dump()
         totals = openai_usage(whole.usage)
-        details = totals.pop("prompt_tokens_details")
-        usage = UsageMetadata(
-            input_tokens=totals["prompt_tokens"],
-            output_tokens=totals["completion_tokens"],
-            total_tokens=totals["total_tokens"],
-            input_token_details={"cache_read": details["cached_tokens"]},
-        )
+        del totals["prompt_tokens_details"]
         optional: dict[str, Any] = {
             "seed": whole.seed,
             "logprob": whole.logprob,
@@ -116,7 +107,7 @@ class ResponseChunks(ABC):
                 for member in whole.usage.prompt_tokens
             },
         }
-        return metadata, usage
+        return metadata, usage_metadata(whole.usage)
 
 
 @dataclass
@@ -143,7 +134,7 @@ class ModelCall:
     ) -> Generator[Any, None, None]:
         """Yield the chunks of all responses, and pass them to the callbacks of LangChain's run."""
         engine, requests = self._prepared()
-        with _langchains_error(), closing(engine.open(requests)) as events:
+        with langchains_error(), closing(engine.open(requests)) as events:
             if streams:
                 check_one_response(events)
             for number, event in events:
@@ -157,7 +148,7 @@ class ModelCall:
     ) -> AsyncGenerator[Any, None]:
         """Like `chunks`, but does not block the event loop."""
         engine, requests = await asyncio.to_thread(self._prepared)
-        with _langchains_error(), closing(await engine.aopen(requests)) as events:
+        with langchains_error(), closing(await engine.aopen(requests)) as events:
             if streams:
                 check_one_response(events)
             async for number, event in events:
@@ -200,8 +191,19 @@ def _for_whole(run: Any) -> Any:
     return run
 
 
+def usage_metadata(usage: Usage) -> UsageMetadata:
+    """Return the counts of the member with the most tokens, in LangChain's form."""
+    counts = openai_usage(usage)
+    return UsageMetadata(
+        input_tokens=counts["prompt_tokens"],
+        output_tokens=counts["completion_tokens"],
+        total_tokens=counts["total_tokens"],
+        input_token_details={"cache_read": counts["prompt_tokens_details"]["cached_tokens"]},
+    )
+
+
 @contextmanager
-def _langchains_error() -> Iterator[None]:
+def langchains_error() -> Iterator[None]:
     try:
         yield
     except ContextWindowError as error:

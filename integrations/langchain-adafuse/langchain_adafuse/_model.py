@@ -1,4 +1,4 @@
-"""The base class of the two LangChain models, with their fields, ensemble and decoding."""
+"""The base classes of the LangChain models, with their fields, ensemble and decoding."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
 
-class EnsembleModel(EnsembleFields, Serializable):
-    """The base class of `AdaFuseLLM` and `ChatAdaFuse`.
+class EnsembleRunnable(EnsembleFields, Serializable):
+    """The base class of all models: their engine, options of calls, and serialization.
 
     `model` is another name of `use`; it can be a text in which ``+`` joins the names of members.
-    Every call can override the decoding options, `timeout` and `round_detail`.
+    Every call can override the decoding options and `timeout`.
     """
 
     engine: Engine | None = None
@@ -37,14 +37,10 @@ class EnsembleModel(EnsembleFields, Serializable):
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
     """Time limit of a call in seconds, excluding loading. A longer call raises
     `RequestTimeoutError`."""
-    streaming: bool | None = None
-    round_detail: RoundDetail = "summary"
-    """What messages contain about the rounds: ``"summary"`` for a summary, ``"full"`` to add a
-    record of each round, or ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = {**ALIASES, "model": "use"}
     _shared = ("engine",)
-    _per_call: ClassVar[tuple[str, ...]] = ("timeout", "round_detail")
+    _per_call: ClassVar[tuple[str, ...]] = ("timeout",)
 
     def __init__(self, **fields: Any) -> None:
         if fields.get("members") is None and fields.get("engine") is None:
@@ -78,7 +74,7 @@ class EnsembleModel(EnsembleFields, Serializable):
             options = {name: kwargs[name] for name in kwargs if name in known}
             others = {name: kwargs[name] for name in kwargs if name not in known}
             model = self._for_call(None, options)
-            return super(EnsembleModel, model).bind(**others) if others else model
+            return super(EnsembleRunnable, model).bind(**others) if others else model
 
     # Serialization ----------------------------------------------------------------------------
 
@@ -110,38 +106,6 @@ class EnsembleModel(EnsembleFields, Serializable):
             **options,
             **{name: getattr(self, name) for name in self._per_call if name != "timeout"},
         }
-
-    # What LangChain calls ---------------------------------------------------------------------
-
-    def _generate(
-        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
-    ) -> Any:
-        call = self._call(given, stop, kwargs)
-        return self._result(call, call.generations(run_manager))
-
-    async def _agenerate(
-        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
-    ) -> Any:
-        call = self._call(given, stop, kwargs)
-        return self._result(call, await call.agenerations(run_manager))
-
-    def _stream(
-        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
-    ) -> Iterator[Any]:
-        return self._call(given, stop, kwargs).chunks(run_manager)
-
-    def _astream(
-        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        return self._call(given, stop, kwargs).achunks(run_manager)
-
-    @abstractmethod
-    def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> ModelCall:
-        """Begin a call of the model with overrides for prompts or messages."""
-
-    @abstractmethod
-    def _result(self, call: ModelCall, generations: list[Any]) -> Any:
-        """Return the responses of a call as LangChain's result."""
 
     # A call -----------------------------------------------------------------------------------
 
@@ -175,3 +139,47 @@ class EnsembleModel(EnsembleFields, Serializable):
                     f"use={given['use']!r} and model={model!r} are the same option; pass only one"
                 )
         return super()._checked(given, extra)
+
+
+class EnsembleModel(EnsembleRunnable):
+    """The base class of `AdaFuseLLM` and `ChatAdaFuse`, which write text.
+
+    Every call can also override `round_detail`.
+    """
+
+    streaming: bool | None = None
+    round_detail: RoundDetail = "summary"
+    """What messages contain about the rounds: ``"summary"`` for a summary, ``"full"`` to add a
+    record of each round, or ``"none"``. Callbacks receive full records, except with ``"none"``."""
+
+    _per_call: ClassVar[tuple[str, ...]] = (*EnsembleRunnable._per_call, "round_detail")
+
+    def _generate(
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
+        call = self._call(given, stop, kwargs)
+        return self._result(call, call.generations(run_manager))
+
+    async def _agenerate(
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
+        call = self._call(given, stop, kwargs)
+        return self._result(call, await call.agenerations(run_manager))
+
+    def _stream(
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[Any]:
+        return self._call(given, stop, kwargs).chunks(run_manager)
+
+    def _astream(
+        self, given: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        return self._call(given, stop, kwargs).achunks(run_manager)
+
+    @abstractmethod
+    def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> ModelCall:
+        """Begin a call of the model with overrides for prompts or messages."""
+
+    @abstractmethod
+    def _result(self, call: ModelCall, generations: list[Any]) -> Any:
+        """Return the responses of a call as LangChain's result."""
