@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from langchain_core.decisions import Noul
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import Engine, InvalidInputError, RemoteEngine
 from adafuse_llm.serving import create_app
+from langchain_adafuse import AdaFuseDecisions, ChatAdaFuse, get_round_callback
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
-from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import answer
 from tests.support.llama_calls import FORMS, ask
 from tests.support.scripted import scripted_engine
@@ -21,11 +22,13 @@ async def found(engine: Engine) -> list[Any]:
     text = TextAdaFuse(engine=engine, temperature=0.8, seed=2, n=2)
     with get_round_callback() as rounds:
         chunks = [chunk.text async for chunk in chat.astream("Hello")]
+    asked: Any = {"state": "Hello", "questions": {"polite": Noul(instructions="Polite?")}}
     (drawn,) = (await text.agenerate(["Hello. Answer:"])).generations
     return [
         (chunks, [each["text"] for each in rounds.rounds], [each.text for each in drawn]),
         (chat.profile, chat.model_name),
         [(await ask(llm, path, "Hello")).texts for path in FORMS],
+        (await AdaFuseDecisions(engine=engine).ainvoke(asked)).answers,
         (llm.metadata, len(llm.tokenizer("The mill"))),
     ]
 
@@ -40,7 +43,7 @@ async def test_the_models_give_the_same() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("model", [ChatAdaFuse, TextAdaFuse, AdaFuseLLM])
+@pytest.mark.parametrize("model", [AdaFuseDecisions, ChatAdaFuse, TextAdaFuse, AdaFuseLLM])
 def test_an_address_is_an_error_that_names_the_engine_for_servers(model: type[Any]) -> None:
     for option in ("engine", "base_url"):
         with pytest.raises(InvalidInputError, match=r"pass engine=RemoteEngine\(url\)"):
