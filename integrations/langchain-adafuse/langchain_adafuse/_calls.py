@@ -16,7 +16,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationChunk
 from pydantic import BaseModel, Field
 
-from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent, Usage
+from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
@@ -81,10 +81,19 @@ class ResponseChunks(ABC):
         return records, {ROUNDS_KEY: records} if call.model.round_detail == "full" else {}
 
     def metadata(self, whole: Response) -> tuple[dict[str, Any], UsageMetadata]:
-        """Return the metadata of the whole response, and its `usage_metadata`."""
+        """Return the metadata of the whole response, and its token counts.
+
+        The counts, in LangChain's form, are those of the member with the most tokens.
+        """
         call, reason, counts = self.call, whole.finish_reason, whole.usage.model_dump()
         totals = openai_usage(whole.usage)
-        del totals["prompt_tokens_details"]
+        details = totals.pop("prompt_tokens_details")
+        usage = UsageMetadata(
+            input_tokens=totals["prompt_tokens"],
+            output_tokens=totals["completion_tokens"],
+            total_tokens=totals["total_tokens"],
+            input_token_details={"cache_read": details["cached_tokens"]},
+        )
         optional: dict[str, Any] = {
             "seed": whole.seed,
             "logprob": whole.logprob,
@@ -107,7 +116,7 @@ class ResponseChunks(ABC):
                 for member in whole.usage.prompt_tokens
             },
         }
-        return metadata, usage_metadata(whole.usage)
+        return metadata, usage
 
 
 @dataclass
@@ -189,17 +198,6 @@ def _for_whole(run: Any) -> Any:
     run = copy(run)  # LangChain knows these handlers by their method, too
     run.handlers = [each for each in run.handlers if not hasattr(each, "tap_output_iter")]
     return run
-
-
-def usage_metadata(usage: Usage) -> UsageMetadata:
-    """Return the counts of the member with the most tokens, in LangChain's form."""
-    counts = openai_usage(usage)
-    return UsageMetadata(
-        input_tokens=counts["prompt_tokens"],
-        output_tokens=counts["completion_tokens"],
-        total_tokens=counts["total_tokens"],
-        input_token_details={"cache_read": counts["prompt_tokens_details"]["cached_tokens"]},
-    )
 
 
 @contextmanager

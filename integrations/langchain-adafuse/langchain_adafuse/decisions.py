@@ -8,7 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core import decisions as lc
-from langchain_core.messages import BaseMessage, is_data_content_block
+from langchain_core.messages import BaseMessage, UsageMetadata, is_data_content_block
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import Self, Unpack
@@ -16,11 +16,12 @@ from typing_extensions import Self, Unpack
 from adafuse_llm import Answer, Choice, Decision, Predicate, Score
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.ensembles import fields_from_config
+from adafuse_llm.adapters.logprobs import openai_usage
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decisions import DecideOptions
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.text.conversation import plain_json, to_json
-from langchain_adafuse._calls import langchains_error, usage_metadata
+from langchain_adafuse._calls import langchains_error
 from langchain_adafuse._messages import to_turns
 from langchain_adafuse._model import EnsembleRunnable, ModelFields
 
@@ -84,6 +85,8 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
         useless = AdaFuseConfig.model_fields.keys() - DecideOptions.__annotations__.keys()
         file = fields_from_config(path)
         kept: Any = {name: value for name, value in file.items() if name not in useless}
+        if "decisions" in kept:  # weights of a call would disable the calibration
+            kept.pop("weights", None)
         return cls(**{"members": "embedded", **kept, **fields})
 
     def invoke(
@@ -127,10 +130,17 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
     def _response(
         self, questions: Mapping[str, lc.Question], decision: Decision
     ) -> AdaFuseResponse:
+        counts = openai_usage(decision.usage)
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
         return AdaFuseResponse(
             model=self.model_name,
             answers={name: _to_answer(questions[name], decision[name]) for name in questions},
-            usage=usage_metadata(decision.usage),
+            usage=UsageMetadata(
+                input_tokens=counts["prompt_tokens"],
+                output_tokens=counts["completion_tokens"],
+                total_tokens=counts["total_tokens"],
+                input_token_details={"cache_read": cached},
+            ),
             decision=decision,
         )
 

@@ -158,6 +158,8 @@ def _one_of(llm: AdaFuseLLM | None, members: Members, engine: Engine | None) -> 
 def _options(llm: AdaFuseLLM) -> dict[str, Any]:
     known = DecideOptions.__annotations__
     options = {name: value for name, value in llm._options.items() if name in known}
+    if "decisions" in options:  # weights of a call would disable the calibration
+        options.pop("weights", None)
     return {**options, "timeout": llm.request_timeout}
 
 
