@@ -14,7 +14,7 @@ from adafuse_llm.backends.base import Query
 from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.checkpoint import eos_ids, ignored_settings, own_adjustment
 from adafuse_llm.backends.huggingface.model import Decoder
-from adafuse_llm.backends.huggingface.passes import RequestState
+from adafuse_llm.backends.huggingface.path_form import PathForm
 from adafuse_llm.backends.huggingface.self_test import choose
 from adafuse_llm.backends.huggingface.tree_cache import Rows, TreeForm
 from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
@@ -33,7 +33,7 @@ PATH_STATES = 8
 """Estimated number of states per request in the path form: one for the trunk and one per branch."""
 
 
-class HuggingFaceBackend(LogitsBackend[RequestState]):
+class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
     """A member that consists of a transformers model and its tokenizer.
 
     The constructor runs the model on a few tokens. If tree attention gives the numbers of plain
@@ -127,13 +127,13 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
             self._kept.clear()
             self._running.clear()
 
-    def _advance(self, queries: Sequence[Query]) -> list[RequestState]:
+    def _advance(self, queries: Sequence[Query]) -> list[TreeForm | PathForm]:
         states = [self._state_of(query.tree) for query in queries]
         pairs = zip(states, queries, strict=True)
-        self._passes.advance(states, [state.missing(query) for state, query in pairs])
+        self._passes.advance([(state, state.missing(query)) for state, query in pairs])
         return states
 
-    def _run_parts(self, parts: Sequence[tuple[RequestState, int]]) -> None:
+    def _run_parts(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
         self._passes.read(parts)
 
     def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
@@ -151,20 +151,19 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         self._kept.clear()
         return super()._attempt(trees, work)
 
-    def _new_state(self, tree: TokenTree) -> RequestState:
+    def _new_state(self, tree: TokenTree) -> TreeForm | PathForm:
         prefix = self._kept.longest(tree.ids, self._sources())
-        rows = prefix and prefix[0].first(prefix[1])
-        return RequestState(tree, self._passes.new_form(tree, rows), rows.count if rows else 0)
+        return self._passes.new_request(tree, prefix and prefix[0].first(prefix[1]))
 
     def _sources(self) -> list[CachedTokens[Rows | TreeForm]]:
-        states = [(state.tree.ids, state.form) for state in self._running]
-        return [(ids, form.committed, form) for ids, form in states if isinstance(form, TreeForm)]
+        trees = [state for state in self._running if isinstance(state, TreeForm)]
+        return [(state.tree.ids, state.committed, state) for state in trees]
 
-    def _keep(self, state: RequestState) -> None:
-        if isinstance(state.form, TreeForm):
-            ids = self._kept.fitting(state.tree.ids[: state.form.committed])
+    def _keep(self, state: TreeForm | PathForm) -> None:
+        if isinstance(state, TreeForm):
+            ids = self._kept.fitting(state.tree.ids[: state.committed])
             if len(ids):
-                self._kept.add(ids, state.form.first(len(ids)))
+                self._kept.add(ids, state.first(len(ids)))
 
 
 def _free_bytes(device: torch.device) -> int:

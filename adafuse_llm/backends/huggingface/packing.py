@@ -70,7 +70,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self._groups = [_GroupAttention(group) for group in grouped(pieces)]
         self._sizes = [sum(len(p.tokens) for p in group.pieces) for group in self._groups]
         # where the rows of the new tokens are in the slots of each slab
-        by_slab = itertools.groupby(pieces, key=lambda piece: piece.rows.slab)
+        by_slab = itertools.groupby(pieces, key=lambda piece: piece.request.kv.slab)
         self._slabs = [(slab, _places(list(group))) for slab, group in by_slab if slab]
         self._devices: dict[torch.device, list[torch.Tensor]] = {}
         # keys and values of a layer that has cached but not attended
@@ -140,7 +140,7 @@ _running = _Running()
 
 def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Split pieces in the order of `in_slots` into groups that attend in one product."""
-    for _, group in itertools.groupby(pieces, key=lambda piece: (piece.rows.slab, piece.is_long)):
+    for _, group in itertools.groupby(pieces, key=lambda piece: in_slots(piece)[:2]):
         same = list(group)
         if same[0].is_long:
             yield from ([piece] for piece in same)
@@ -150,15 +150,15 @@ def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
     """Return the place of a piece in a pass: pieces in the slots of one slab stand together."""
-    number = piece.rows.slab.number if piece.rows.slab else 0
-    return number, piece.is_long, piece.rows.slot
+    number = piece.request.kv.slab.number if piece.request.kv.slab else 0
+    return number, piece.is_long, piece.request.kv.slot
 
 
 def _places(pieces: Sequence[Piece]) -> torch.Tensor:
     """Return the indices of the new rows of pieces among all rows of their slab."""
-    slab = pieces[0].rows.slab
+    slab = pieces[0].request.kv.slab
     assert slab is not None
-    starts = [piece.rows.slot * slab.capacity + piece.rows.count for piece in pieces]
+    starts = [piece.request.kv.slot * slab.capacity + piece.request.kv.count for piece in pieces]
     sizes = [len(piece.tokens) for piece in pieces]
     return torch.tensor([a + i for a, n in zip(starts, sizes, strict=True) for i in range(n)])
 
@@ -174,7 +174,7 @@ class _GroupAttention:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
         self._masks: dict[tuple[object, ...], torch.Tensor | None] = {}
-        self._slots = [piece.rows.slot for piece in pieces]
+        self._slots = [piece.request.kv.slot for piece in pieces]
         self._rows = max(len(piece.positions) for piece in pieces)
         self._size = max(len(piece.tokens) for piece in pieces)
         self._first, last = self._slots[0], self._slots[-1]
@@ -203,7 +203,7 @@ class _GroupAttention:
 
         The layer sees a window of the last tokens, or with None all of them.
         """
-        slab = self.pieces[0].rows.slab
+        slab = self.pieces[0].request.kv.slab
         assert slab is not None
         keys, values = slab.layers[layer]
         if len(self.pieces) == 1:

@@ -9,7 +9,7 @@ import torch
 from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import attentions_of, set_attentions
-from adafuse_llm.backends.huggingface.passes import Passes, RequestState
+from adafuse_llm.backends.huggingface.passes import Passes
 from adafuse_llm.backends.huggingface.tree_cache import bytes_per_token
 from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree.tokens import Node, TokenTree
@@ -93,25 +93,25 @@ def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
     Each tree has two branches. After a commit, one of them grows.
     """
     trees = [TokenTree(prompt) for prompt in _prompts(decoder)]
-    states = [RequestState(tree, passes.new_form(tree)) for tree in trees]
+    requests = [passes.new_request(tree) for tree in trees]
     actual: dict[Ids, torch.Tensor] = {}
 
     def evaluate(nodes: Sequence[Sequence[Node]]) -> None:
-        passes.advance(states, nodes)
-        for state, own in zip(states, nodes, strict=True):
+        passes.advance([*zip(requests, nodes, strict=True)])
+        for request, own in zip(requests, nodes, strict=True):
             for node in own:
-                actual[(*state.tree.ids, *state.tree.tokens(node))] = state.rows[node][0]
+                actual[(*request.tree.ids, *request.tree.tokens(node))] = request.rows[node][0]
 
     # the prompts, then two branches of each, then one more token after a commit
     evaluate([[tree.root] for tree in trees])
     one, two = _branch(1, decoder), _branch(2, decoder)
     tips = [(tree.grow(one[:-1]), tree.grow(two[:-1])) for tree in trees]
     evaluate([[n for tip in own for n in t.path(tip)] for t, own in zip(trees, tips, strict=True)])
-    for state, (tip, _) in zip(states, tips, strict=True):
-        state.tree.commit(state.tree.path(tip)[0])
-        state.follow()
+    for request, (tip, _) in zip(requests, tips, strict=True):
+        request.tree.commit(request.tree.path(tip)[0])
+        request.follow()
     evaluate([[tree.child(tip, one[-1])] for tree, (tip, _) in zip(trees, tips, strict=True)])
-    passes.token_bytes = bytes_per_token(states[0].form.tensors())
+    passes.token_bytes = bytes_per_token(requests[0].tensors())
     return actual
 
 

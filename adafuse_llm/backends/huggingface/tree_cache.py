@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adafuse_llm.backends.logits.state import to_device
+from adafuse_llm.backends.logits.state import RequestLogits, to_device
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 FIRST_ROWS = 64
@@ -28,32 +28,29 @@ SLAB_ROWS = 2**14
 """Maximum number of rows of a slab with several slots."""
 
 
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
 _numbers = itertools.count()
 
 
 class Slab:
     """Buffers with slots of one length, so that a pass handles the rows of many requests at once.
 
-    Attributes:
-        number: slabs in their order, which orders a pass in the same way in every run.
-        capacity: number of rows of a slot.
-        slots: number of slots.
-        free: the slots that no request has.
-        layers: keys and values by layer index, [k, slots, capacity, d] each.
-        flat: views of these, [k, slots * capacity, d] each.
+    A slot has `capacity` rows.
     """
 
     def __init__(self, capacity: int, slots: int = 1) -> None:
+        # by this number, the slabs of a pass have the same order in every run
         self.number = next(_numbers)
         self.capacity = capacity
         self.slots = slots
         self.free = list(range(slots))
-        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.flat: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # keys and values by layer index, [k, slots, capacity, d]
+        self.layers: dict[int, KeysValues] = {}
+        # views of them, [k, slots * capacity, d]
+        self.flat: dict[int, KeysValues] = {}
 
-    def layer(
-        self, index: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         """Return the buffers of a layer, which has keys and values like these, [1, k, n, d]."""
         if index not in self.layers:
             # zeros, because what attention masks must be a number
@@ -82,16 +79,12 @@ class Slab:
 
 
 class Rows:
-    """The keys and values of some tokens, in one slot of a slab.
-
-    Attributes:
-        count: number of rows. What is behind them is undefined, but finite.
-        slab: the slab; None before the first pass.
-        slot: the slot.
-    """
+    """The keys and values of some tokens, in one slot of a slab."""
 
     def __init__(self, slab: Slab | None = None) -> None:
+        # rows behind this number are undefined, but finite
         self.count = 0
+        # there is none before the first pass
         self.slab: Slab | None = None
         self.slot = 0
         if slab is not None:
@@ -105,8 +98,8 @@ class Rows:
         self.slab, self.slot = slab, min(slab.free)  # the slots of a pass stand close together
         slab.free.remove(self.slot)
 
-    def layers(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Return the keys and values of all layers, [1, k, capacity, d] each, which are views."""
+    def layers(self) -> dict[int, KeysValues]:
+        """Return the keys and values of all layers, [1, k, capacity, d], which are views."""
         layers = self.slab.layers.items() if self.slab else ()
         own = slice(self.slot, self.slot + 1)
         return {n: (k[:, own].transpose(0, 1), v[:, own].transpose(0, 1)) for n, (k, v) in layers}
@@ -118,12 +111,15 @@ class Rows:
         """Move the rows into a slot of another slab."""
         before, layers = (self.slab, self.slot), self.layers()
         self._take(slab)
+        # copy the rows
         for index, (keys, values) in layers.items():
             slab.layer(index, keys, values)
             for new, old in zip(self.layers()[index], (keys, values), strict=True):
                 new[:, :, : self.count] = old[:, :, : self.count]
-        for tensor in self.tensors():  # an earlier request may have left NaN in the slot
+        # an earlier request may have left NaN in the slot
+        for tensor in self.tensors():
             tensor[:, :, self.count :] = 0
+        # other requests may take the old slot
         if before[0] is not None:
             before[0].free.append(before[1])
 
@@ -159,7 +155,7 @@ class Pool:
         """Make sure that the slots of requests have room for the rows of their pieces."""
         waiting: dict[int, list[Rows]] = defaultdict(list)
         for piece in pieces:
-            rows, size = piece.rows, len(piece.positions)
+            rows, size = piece.request.kv, len(piece.positions)
             if rows.slab is None or rows.slab.capacity < size:
                 waiting[max(FIRST_ROWS, 1 << (size - 1).bit_length())].append(rows)
         for capacity, group in waiting.items():
@@ -167,13 +163,14 @@ class Pool:
                 rows.move(self._slab(capacity, len(group) - number))
 
     def _slab(self, capacity: int, wanted: int) -> Slab:
-        """Return a slab with a free slot. New slots are as many as wanted, or half of the old."""
+        """Return a slab with a free slot."""
         living = [slab for each in self._slabs if (slab := each()) is not None]
         most = max(1, SLAB_ROWS // capacity)
         same = [slab for slab in living if slab.capacity == capacity]
         for slab in same:
             if slab.free:
                 return slab
+        # no slot is free: add as many as wanted, or half as many as there are
         for slab in same:
             if slab.slots < most:
                 slab.grow(min(most, slab.slots + max(wanted, slab.slots // 2)))
@@ -193,19 +190,15 @@ def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens of one request in a pass, which appends their n rows to those of the request.
+    """The tokens of one request in a pass, which appends their n rows to those of the request."""
 
-    Attributes:
-        positions: positions of all rows, [r], with the new rows at the end.
-        visible: whether a token sees a row, [n, r]; None if it sees its own and all before it.
-        keep: indices of the tokens whose logits the pass returns.
-        nodes: nodes of the tokens in `keep`, in the same order.
-    """
-
-    rows: Rows
+    request: TreeForm
     tokens: Sequence[int]
+    # positions of all rows, [r], with the new rows at the end
     positions: NDArray[np.int64]
+    # whether a token sees a row, [n, r]; None if it sees its own and all before it
     visible: NDArray[np.bool_] | None
+    # indices of the tokens whose logits the pass returns, and the nodes of these tokens
     keep: Sequence[int]
     nodes: Sequence[Node]
 
@@ -230,67 +223,64 @@ class Piece:
         return seen
 
 
-class TreeForm:
-    """Tree attention: all nodes of a request's tree have rows in one buffer.
+class TreeForm(RequestLogits):
+    """A request with tree attention: all nodes of its tree have rows in one buffer.
 
     Every new token sees the rows of the committed tokens (the trunk). The row of a node is visible
     to the nodes below it. Masks hide the rows of dropped nodes until these are more than a quarter
-    of the buffer.
-
-    Args:
-        tree: the request's tree.
-        rows: rows of the first tokens of the prompt, but not of its last token; None for no rows.
-
-    Attributes:
-        committed: number of tokens of ``tree.ids`` that have a row.
+    of the buffer. The first tokens of the prompt, but not its last one, may have rows already.
     """
 
-    def __init__(self, tree: TokenTree, rows: Rows | None = None) -> None:
-        self.rows = rows or Rows()
-        self.committed = self.rows.count
-        self._tree = tree
-        self._root = tree.root
-        self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] whether a row belongs to it
-        self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
-        self._row: dict[Node, int] = {}  # rows of the nodes below the root
+    def __init__(self, tree: TokenTree, kv: Rows | None = None) -> None:
+        self.kv = kv or Rows()
+        super().__init__(tree, self.kv.count)
+        # number of tokens of `tree.ids` that have a row
+        self.committed = self.kv.count
+        # whether each row belongs to the trunk, and its position, [r]
+        self._trunk = np.ones(self.committed, dtype=np.bool_)
+        self._positions = np.arange(self.committed, dtype=np.int64)
+        # rows of the nodes below the root
+        self._row: dict[Node, int] = {}
 
     def first(self, count: int) -> Rows:
         """Return copies of the rows of the first tokens, in order."""
-        return self.rows.copy(torch.from_numpy(np.flatnonzero(self._trunk)[:count]))
+        return self.kv.copy(torch.from_numpy(np.flatnonzero(self._trunk)[:count]))
 
     @property
     def unread(self) -> int:
-        """Number of committed tokens without a row."""
-        return len(self._tree.ids) - self.committed
+        return len(self.tree.ids) - self.committed
 
     def tensors(self) -> list[torch.Tensor]:
-        return self.rows.tensors()
+        return self.kv.tensors()
 
     def read(self, count: int) -> Piece:
         """Return the piece that gives the next `count` committed tokens their rows."""
-        return self._piece(self._tree.ids[self.committed : self.committed + count], [])
+        return self._piece(self.tree.ids[self.committed : self.committed + count], [])
 
     def plan(self, nodes: Sequence[Node]) -> Piece:
         """Return the piece that evaluates nodes, parents before children.
 
         Every parent is among `nodes`, or is evaluated already.
         """
-        below = [node for node in nodes if node is not self._tree.root]
-        return self._piece(self._tree.ids[self.committed :], below)
+        below = [node for node in nodes if node is not self.tree.root]
+        return self._piece(self.tree.ids[self.committed :], below)
 
-    def reroot(self) -> None:
-        """Drop the rows of nodes that the tree has dropped, and extend the trunk to the root."""
+    def follow(self) -> bool:
+        """Drop what the tree has dropped, and extend the trunk to the root."""
+        before = self._root
+        if not super().follow():
+            return False
         # the new root has no row if it was only scored
-        line = [self._row[n] for n in self._tree.since(self._root) if n in self._row]
-        self._root = self._tree.root
+        line = [self._row[n] for n in self.tree.since(before) if n in self._row]
         self._trunk[line] = True
         self.committed += len(line)
-        nodes = (node for node in self._tree.nodes() if node is not self._root)
+        nodes = (node for node in self.tree.nodes() if node is not self._root)
         self._row = {node: self._row[node] for node in nodes if node in self._row}
         self._compact()
+        return True
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
-        # new rows: the pending tokens, which extend the trunk, and then the nodes below the root
+        # the new rows: pending tokens, which extend the trunk, and then the nodes below the root
         rows = len(self._trunk)
         joined = rows + len(pending)  # each token sees the pending tokens before it
         size = joined + len(below)
@@ -301,30 +291,30 @@ class TreeForm:
             dtype=np.int64,
         )
         # one line of tokens, such as a prompt or a text to score, needs no mask
-        line = zip(below, [self._tree.root, *below], strict=False)
+        line = zip(below, [self.tree.root, *below], strict=False)
         is_line = self._trunk.all() and all(node.parent is above for node, above in line)
         visible = None if is_line else self._visible(joined, below)
+        # from now on, the request has these rows
         self._row.update(zip(below, range(joined, size), strict=True))
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
         self.committed += len(pending)
-        ends = [len(pending) - 1] if self.committed == len(self._tree.ids) and pending else []
+        # the last pending token may be the root, whose logits are kept like those of the nodes
+        ends = [len(pending) - 1] if self.committed == len(self.tree.ids) and pending else []
         return Piece(
-            self.rows,
+            self,
             tokens,
             self._positions,
             visible,
             keep=[*ends, *range(len(pending), len(tokens))],
-            nodes=[*([self._tree.root] if ends else []), *below],
+            nodes=[*([self.tree.root] if ends else []), *below],
         )
 
     def _visible(self, joined: int, below: Sequence[Node]) -> NDArray[np.bool_]:
-        """Return whether each new token sees each row, [n, r]: pending tokens, and then `below`.
-
-        The rows of the pending tokens end at `joined`.
-        """
+        """Return whether each new token sees each row, [n, r]."""
         rows, size = len(self._trunk), joined + len(below)
         visible = np.zeros((size - rows, size), dtype=np.bool_)
+        # all see the trunk, and pending tokens see those before them
         visible[:, :rows] = self._trunk
         visible[:, rows:joined] = joined - rows < 2 or np.tri(size - rows, joined - rows)
         seen: dict[Node, NDArray[np.bool_]] = {}  # what the new nodes see, [r]
@@ -347,9 +337,11 @@ class TreeForm:
         alive[list(self._row.values())] = True
         if 4 * int(np.count_nonzero(~alive)) <= len(alive):
             return
-        first = int(np.argmin(alive))  # rows before the first dropped one stay in place
+        # rows before the first dropped one stay in place
+        first = int(np.argmin(alive))
         rows = np.flatnonzero(alive)
-        self.rows.keep(first, torch.from_numpy(rows[rows >= first]))
+        self.kv.keep(first, torch.from_numpy(rows[rows >= first]))
+        # the others move up
         moved = np.cumsum(alive) - 1
         self._trunk, self._positions = self._trunk[rows], self._positions[rows]
         self._row = {node: int(moved[row]) for node, row in self._row.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from adafuse_llm.backends.llamacpp.state import LlamaState
 from adafuse_llm.backends.llamacpp.trial import load, try_file
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
-from adafuse_llm.backends.logits.state import Logits, check_tokens
+from adafuse_llm.backends.logits.state import check_tokens, learn
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import InvalidOptionError, LoadError
 from adafuse_llm.tree.tokens import Node, TokenTree
@@ -120,6 +119,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         most = self._context.batch_tokens
         self._pieces = (most, most) if self._model.on_gpu else PIECE_TOKENS
         self._batch: Batch = []  # what `_run` runs
+        self._in_parts = False
         self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
         self.cache_limit = self._context.cells * self._cell_bytes
         self._kept: PrefixCache[int] = PrefixCache(prefix_cache_bytes // self._cell_bytes, MAX_KEPT)
@@ -182,13 +182,15 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             if len(queries) > 1:
                 return super()._in_turn(queries)
         try:
+            # parts of a query take the cells of other parts, so any number of nodes fits
+            self._in_parts = True
             self._context.fills_gaps = True  # nothing else is in the cache of a repeatable member
-            return self._answer(queries, partial(self._advance, in_parts=True))
+            return self._answer(queries)
         finally:
+            self._in_parts = False
             self._context.fills_gaps = not self._repeatable
 
-    def _advance(self, queries: Sequence[Query], *, in_parts: bool = False) -> list[LlamaState]:
-        """With `in_parts`, parts of a query take the cells of other parts, so any number fits."""
+    def _advance(self, queries: Sequence[Query]) -> list[LlamaState]:
         states = []
         for query in queries:
             state = self._state_of(query.tree)
@@ -198,7 +200,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             for start in range(0, len(missing), PART_NODES):
                 if start:  # sequences cannot be copied before their tokens have run
                     self._run()
-                if in_parts:
+                if self._in_parts:
                     state.drop_tips()
                 nodes = missing[start : start + PART_NODES]
                 self._make_room(len(nodes), state)
@@ -217,10 +219,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         batch, self._batch = self._batch, []
         for start in range(0, len(batch), limit):
             part = batch[start : start + limit]
-            logits = Logits(self._decode([entry for _, entry, _ in part], states))
-            kept = [(state, node) for state, _, node in part if node is not None]
-            for (state, node), own in zip(kept, logits.split([1] * len(kept)), strict=True):
-                state.learn([node], own)
+            logits = self._decode([entry for _, entry, _ in part], states)
+            learn(logits, [(state, [node]) for state, _, node in part if node is not None])
             for state, tokens in Counter(state for state, _, _ in part).items():
                 state.tokens += tokens
                 state.passes += 1

@@ -5,27 +5,12 @@ Shapes: n nodes, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 
 from adafuse_llm.backends.base import Query
 from adafuse_llm.tree.tokens import Node, TokenTree
-
-
-class Logits:
-    """The logits of a pass, [n, v], and the logarithm of their summed exponentials, [n, 1]."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-        self.total = values.logsumexp(-1, keepdim=True)
-
-    def split(self, sizes: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the logits of so many nodes each, and their logarithms."""
-        parts = self.values.split_with_sizes(list(sizes))
-        if len(parts) > 1:  # a view would keep the whole pass in memory; this is one operation
-            parts = torch._foreach_mul(parts, 1)
-        return zip(parts, self.total.split_with_sizes(list(sizes)), strict=True)
 
 
 class Written:
@@ -46,28 +31,19 @@ class Written:
 
 
 class RequestLogits:
-    """The logits of a request's nodes, whose children later queries may score, and its costs.
-
-    Attributes:
-        tree: the request's tree.
-        reused: number of prompt tokens that the backend does not process for this request; 0 once
-            `costs` has reported it.
-        rows: for each evaluated node, its logits, [v], and the logarithm of their summed
-            exponentials, [1].
-        passes: number of forward passes that `costs` has not reported.
-        tokens: number of tokens in these passes.
-        written: which tokens the request has committed.
-        forgotten: nodes that have run, but whose logits are dropped.
-    """
+    """The logits of a request's nodes, whose children later queries may score, and its costs."""
 
     def __init__(self, tree: TokenTree, reused: int = 0) -> None:
         self.tree = tree
-        self.reused = reused
+        # the logits after each evaluated node, [v], and the log of their summed exponentials, [1]
         self.rows: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}
+        # nodes that have run, but whose logits are dropped
+        self.forgotten: set[Node] = set()
+        self.written = Written()
+        # costs that `costs` has not reported
+        self.reused = reused
         self.passes = 0
         self.tokens = 0
-        self.written = Written()
-        self.forgotten: set[Node] = set()
         self._root = tree.root
 
     @property
@@ -89,12 +65,9 @@ class RequestLogits:
         return True
 
     def missing(self, query: Query) -> list[Node]:
-        """Return the nodes that must be evaluated for a query, parents before children.
-
-        These are the nodes of ``query.evaluate``, the parents of the nodes of ``query.score``, and
-        the ancestors of both, except for nodes that are evaluated already.
-        """
+        """Return the nodes that must be evaluated for a query, parents before children."""
         needed = [*query.evaluate, *(node.parent for node in query.score if node.parent)]
+        # forgotten nodes run again only if the query needs their own logits
         self.forgotten.difference_update(needed)
         return unknown(needed, {*self.rows, *self.forgotten} if self.forgotten else self.rows)
 
@@ -104,15 +77,22 @@ class RequestLogits:
             del self.rows[node]
             self.forgotten.add(node)
 
-    def learn(self, nodes: Sequence[Node], part: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Store the logits of `nodes`, a part of `Logits.split`."""
-        self.rows.update(zip(nodes, zip(*part, strict=True), strict=True))
-
     def costs(self) -> tuple[int, int, int]:
         """Return the numbers of passes, tokens and reused tokens since the last call."""
         costs = self.passes, self.tokens, self.reused
         self.passes = self.tokens = self.reused = 0
         return costs
+
+
+def learn(logits: torch.Tensor, owners: Sequence[tuple[RequestLogits, Sequence[Node]]]) -> None:
+    """Store the logits of a pass, [n, v], whose rows belong to the nodes of requests in order."""
+    sizes = [len(nodes) for _, nodes in owners]
+    totals = logits.logsumexp(-1, keepdim=True).split_with_sizes(sizes)
+    parts = logits.split_with_sizes(sizes)
+    if len(parts) > 1:  # a view would keep the whole pass in memory; this is one operation
+        parts = torch._foreach_mul(parts, 1)
+    for (state, nodes), part, total in zip(owners, parts, totals, strict=True):
+        state.rows.update(zip(nodes, zip(part, total, strict=True), strict=True))
 
 
 def unknown(nodes: Iterable[Node | None], known: Container[Node]) -> list[Node]:

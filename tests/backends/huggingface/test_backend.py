@@ -135,12 +135,13 @@ def test_rows_of_dropped_branches_do_not_pile_up():
     seen = []
 
     class Watched(TreeForm):
-        def reroot(self):
-            super().reroot()
-            seen.append(self.rows.count)
+        def follow(self):
+            is_cut = super().follow()
+            seen.extend([self.kv.count] * is_cut)
+            return is_cut
 
     ours = member()
-    ours._passes.new_form = Watched  # type: ignore[method-assign]
+    ours._passes.new_request = Watched  # type: ignore[method-assign]
     config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
     usage = AdaFuseEngine([ours], config).generate("The ferry").usage
     assert len(seen) >= 20

@@ -7,7 +7,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from adafuse_llm.backends.logits import draw
-from adafuse_llm.backends.logits.state import Logits, RequestLogits
+from adafuse_llm.backends.logits.state import RequestLogits, learn
 from adafuse_llm.tree.sampling import Draw, text_hash
 from adafuse_llm.tree.tokens import TokenTree
 from tests import reference_sampling
@@ -135,12 +135,11 @@ def test_ties_go_to_the_lower_token_id() -> None:
 
 
 def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
-    trees = [TokenTree([number]) for number in range(8)]
-    logits = Logits(torch.randn(8, 50))
-    for row, (tree, part) in enumerate(zip(trees, logits.split([1] * 8), strict=True)):
-        state = RequestLogits(tree)
-        state.learn([tree.root], part)
-        values, total = state.rows[tree.root]
-        assert values.tolist() == logits.values[row].tolist()
-        assert total.tolist() == logits.total[row].tolist()
+    states = [RequestLogits(TokenTree([number])) for number in range(8)]
+    logits = torch.randn(8, 50)
+    learn(logits, [(state, [state.tree.root]) for state in states])
+    for state, row in zip(states, logits, strict=True):
+        values, total = state.rows[state.tree.root]
+        assert values.tolist() == row.tolist()
+        assert total.item() == pytest.approx(row.logsumexp(-1).item())
         assert values.untyped_storage().nbytes() == 50 * 4
