@@ -11,7 +11,7 @@ from typing import Any
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.grammar.matchers import grammar_tokenizer
 from adafuse_llm.text.codec import TextCodec
-from adafuse_llm.tree.adjustment import NOTHING, changed
+from adafuse_llm.tree.adjustment import NOTHING, changed, log_sum
 from adafuse_llm.tree.sampling import token_codes
 from adafuse_llm.tree.tokens import Next, Node, TokenTree, is_allowed
 
@@ -84,8 +84,7 @@ class FakeBackend(Backend):
             parents = [node.parent for node in query.score if node.parent is not None]
             # all of them first, because each can add tokens to the vocabulary
             known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
-            after = known.__getitem__
-            results.append(_answered(query, after, self.codec.texts, self.end_ids))
+            results.append(_answered(query, known.__getitem__, self.codec.texts, self.end_ids))
         return results
 
     def cache_bytes(self, tokens: int) -> int:
@@ -141,53 +140,45 @@ def _answered(
     end_ids: frozenset[int],
 ) -> QueryResult:
     """Return the result of a query, from log-probabilities in the order of `_ordered`."""
-    nexts = tuple(_summary(query, node, after(node), texts, end_ids) for node in query.evaluate)
+    ending = end_ids.union(token for token, text in enumerate(texts or ()) if text[:1].isspace())
+    nexts = []
+    for node in query.evaluate:
+        # what may follow the node
+        likely = every = after(node)
+        if node.allowed is not None:
+            likely = {t: p for t, p in every.items() if is_allowed(node.allowed, t)}
+        if not likely:
+            raise ValueError(f"no token can follow {query.tree.tokens(node)!r}")
+        # the token that is drawn
+        chosen = None
+        if node.draw is not None:
+            import torch  # takes long
+
+            from adafuse_llm.backends.logits.draw import drawn, signed
+
+            ids = sorted(likely)
+            codes = token_codes(texts, end_ids, ids[-1] + 1)
+            ends = [place for place, token in enumerate(ids) if token in ending]
+            row = torch.tensor([[likely[token] for token in ids]], dtype=torch.float64)
+            place = drawn(row, [node.draw], signed([codes[token] for token in ids]), ends)
+            chosen = ids[int(place)]
+        summary = Next(
+            tuple(likely)[: query.top],
+            tuple(likely.values())[: query.top],
+            _total(every, end_ids),
+            0.0 if node.allowed is None else _total(likely, likely),
+            chosen,
+            _total(likely, ending) if query.word_ends and texts is not None else None,
+        )
+        nexts.append(summary)
     scored = [(node.parent, node.token) for node in query.score if node.parent is not None]
     logprobs = tuple(after(parent).get(token, -math.inf) for parent, token in scored)
-    return QueryResult(nexts, logprobs, len(nexts), len(nexts))
-
-
-def _summary(
-    query: Query,
-    node: Node,
-    every: Mapping[int, float],
-    texts: Sequence[str] | None,
-    end_ids: frozenset[int],
-) -> Next:
-    likely = every
-    if node.allowed is not None:
-        likely = {t: p for t, p in every.items() if is_allowed(node.allowed, t)}
-    if not likely:
-        raise ValueError(f"no token can follow {query.tree.tokens(node)!r}")
-    tokens = tuple(likely)[: query.top]
-    chosen = word_end = None
-    ending = end_ids.union(token for token, text in enumerate(texts or ()) if text[:1].isspace())
-    if node.draw is not None:
-        from adafuse_llm.backends.logits.draw import draw_one  # torch takes long to import
-
-        ids = sorted(likely)
-        codes = token_codes(texts, end_ids, ids[-1] + 1)
-        ends = [place for place, token in enumerate(ids) if token in ending]
-        chosen = ids[draw_one([likely[t] for t in ids], [codes[t] for t in ids], node.draw, ends)]
-    if query.word_ends and texts is not None:
-        word_end = _total(likely, ending)
-    return Next(
-        tokens,
-        tuple(likely[token] for token in tokens),
-        _total(every, end_ids),
-        0.0 if node.allowed is None else _total(likely, likely),
-        chosen,
-        word_end,
-    )
+    return QueryResult(tuple(nexts), logprobs, len(nexts), len(nexts))
 
 
 def _total(logprobs: Mapping[int, float], tokens: Iterable[int]) -> float:
     """Return the natural logarithm of the total probability of some tokens."""
-    values = [logprobs[token] for token in tokens if token in logprobs]
-    highest = max(values, default=-math.inf)
-    if highest == -math.inf:
-        return highest
-    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))
+    return log_sum([logprobs[token] for token in tokens if token in logprobs])
 
 
 class FakeCodec(TextCodec):
@@ -196,7 +187,8 @@ class FakeCodec(TextCodec):
     The vocabulary grows unless it is complete.
     """
 
-    end_id = 0  # of `END`
+    # the token `END`
+    end_id = 0
 
     def __init__(self, vocabulary: Sequence[str] = (), *, is_complete: bool = False) -> None:
         self.is_complete = is_complete
@@ -206,7 +198,7 @@ class FakeCodec(TextCodec):
         self._growing = threading.Lock()
 
     def token(self, text: str) -> int:
-        """Return the id of the token `text`. Add the token if the vocabulary does not have it."""
+        """Return the id of the token `text`, which a vocabulary that grows gains."""
         with self._growing:
             if text not in self._ids:
                 if self.is_complete:
@@ -235,6 +227,7 @@ class FakeCodec(TextCodec):
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         tokens, at = [], 0
+        # the longest known token, or one character; `END` spelled out stays text
         while at < len(text):
             size = next(
                 size

@@ -16,17 +16,11 @@ import torch
 from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
-FIRST_LIKELY = 512
-"""Number of likeliest tokens among which `top_p` is looked for first."""
-
-GROWTH = 8
-"""Factor by which this number grows while it is too low."""
-
 SMALL = 4096
 """Size of a vocabulary for which exact draws cost next to nothing."""
 
-CANDIDATES, TRIED = 8, 3
-"""Number of tokens that a fast draw puts in order, and of those that it holds against `top_p`."""
+TRIED = 3
+"""Number of tokens that a fast draw holds against `top_p`."""
 
 UNSURE = 1e-5
 """Difference of probabilities that float32 cannot tell apart."""
@@ -57,6 +51,7 @@ def drawn(
     """
     codes = codes.to(logits.device)
     tokens = torch.full((len(draws), 1), NONE, device=logits.device)
+    # nodes with the same rule draw together
     groups: dict[Draw, dict[int, int]] = defaultdict(dict)
     for row, draw in enumerate(draws):
         if draw is not None:
@@ -64,119 +59,95 @@ def drawn(
     for rule, keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
         hashes = to_device(signed(list(keys.values())), logits.device)[:, None]
+        # after a word, only these tokens can follow
         is_end = None
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
             is_end[torch.as_tensor(word_ends, dtype=torch.long)] = True
         is_fast = not exact and rule.top_k is None and logits.shape[-1] > SMALL
         draw_rows = _draw_fast if is_fast else _draw
-        tokens[rows] = draw_rows(logits.index_select(0, rows), rule, hashes, codes, is_end)
+        scaled = logits.index_select(0, rows).double()
+        scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(rule.temperature)
+        tokens[rows] = draw_rows(scaled, rule, hashes, codes, is_end)
     return tokens
 
 
-def draw_one(
-    logits: Sequence[float], codes: Sequence[int], draw: Draw, word_ends: Sequence[int] = ()
-) -> int:
-    """Return the index of the token that one node draws, as `drawn` does.
-
-    Args:
-        logits: log-probabilities of the tokens that can follow, up to a constant.
-        codes: the tokens' hashes, in the same order, from 0 to 2^64 - 1.
-        draw: how to draw.
-        word_ends: indices of the tokens that begin with whitespace or end the response.
-    """
-    row = torch.tensor([logits], dtype=torch.float64)
-    return int(drawn(row, [draw], signed(codes), word_ends))
-
-
 def _draw(
-    logits: torch.Tensor,
+    scaled: torch.Tensor,
     rule: Draw,
     hashes: torch.Tensor,
     codes: torch.Tensor,
     is_end: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the token that each row draws, [n, 1]."""
-    scaled = logits.double()
-    scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(rule.temperature)
+    """Return the token that each row draws, [n, 1].
+
+    The log-probabilities after the temperature, [n, v], have 0 as the highest of a row.
+    """
+    # the tokens that the options leave
     values, ids = _possible(scaled, rule)
     if is_end is not None:
         ends = values.masked_fill(~is_end[ids], -math.inf)
         values = torch.where(ends.amax(-1, keepdim=True) > -math.inf, ends, values)
+    # the highest sum of log-probability and noise wins
     place = noise(hashes ^ codes[ids]).add_(values).argmax(-1, keepdim=True)
     return ids.gather(-1, place)
 
 
 def _draw_fast(
-    logits: torch.Tensor,
+    scaled: torch.Tensor,
     rule: Draw,
     hashes: torch.Tensor,
     codes: torch.Tensor,
     is_end: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Do the same without `top_k`, with one look at the vocabulary, or return `REDO`.
+    """Do the same without `top_k`, and without an order of the vocabulary, or return `REDO`.
 
-    Among all tokens, float32 finds those with the highest sums of log-probability and noise.
-    float64 puts these few in order. The first one that `top_p` and `min_p` leave is drawn: tokens
-    that they exclude do not change the order of the others.
+    The first token that `top_p` leaves is drawn: tokens that it excludes do not change the order of
+    the others.
     """
-    highest = logits.amax(-1, keepdim=True)
-    scaled = (logits - highest) / rule.temperature
-    sums = scaled + _rough_noise(hashes ^ codes)
+    # the tokens with the highest sums of log-probability and noise
+    sums = noise(hashes ^ codes).add_(scaled)
     if is_end is not None:
         sums = sums.masked_fill(~is_end, -math.inf)
-    ids = sums.topk(CANDIDATES).indices
-    values = (logits.gather(-1, ids).double() - highest.double()) / rule.temperature
-    if is_end is not None:
-        values = values.masked_fill(~is_end[ids], -math.inf)
-    order = (values + noise(hashes ^ codes[ids])).argsort(-1, descending=True)
-    ids, values = ids.gather(-1, order), values.gather(-1, order)
-    can_be = values.isfinite()
     if rule.min_p:
-        can_be &= values >= math.log(rule.min_p)
+        sums = sums.masked_fill(scaled < math.log(rule.min_p), -math.inf)
+    sums, ids = sums.topk(TRIED)
+    # which of them `top_p` leaves, and where float32 tells that for sure
+    can_be = sums.isfinite()
     is_known = torch.ones_like(can_be)
     if rule.top_p < 1:
-        shares = scaled.softmax(-1)
+        shares = scaled.float().softmax(-1)
         for place in range(TRIED):
-            own = logits.gather(-1, ids[:, place : place + 1])
-            least = shares.masked_fill(logits <= own, 0).sum(-1)
-            most = shares.masked_fill(logits < own, 0).sum(-1) - shares.gather(-1, ids)[:, place]
+            own = scaled.gather(-1, ids[:, place : place + 1])
+            least = shares.masked_fill(scaled <= own, 0).sum(-1)
+            most = shares.masked_fill(scaled < own, 0).sum(-1) - shares.gather(-1, ids)[:, place]
             is_in, is_out = most < rule.top_p - UNSURE, least > rule.top_p + UNSURE
             can_be[:, place] &= ~is_out
             is_known[:, place] = is_in | is_out
-            if logits.device.type == "cpu" and bool(is_in.all()):
-                break  # where it costs nothing to ask
-        is_known[:, TRIED:] = False
-    first = can_be.long().argmax(-1, keepdim=True)  # the first one that can be drawn
-    # all before it are surely excluded, and it surely is not
+            # on a CPU, it costs nothing to ask
+            if scaled.device.type == "cpu" and bool(is_in.all()):
+                break
+    # the first one that can be drawn: all before it are surely excluded, and it surely is not
+    first = can_be.long().argmax(-1, keepdim=True)
     is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
     return ids.gather(-1, first).masked_fill(~is_sure, REDO)
 
 
 def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the likeliest values and their ids, [n, t], with minus infinity for excluded tokens.
-
-    The log-probabilities after the temperature, [n, v], have 0 as the highest of a row.
-    """
+    """Return the likeliest values and their ids, [n, t]; minus infinity for excluded tokens."""
     size = scaled.shape[-1]
-    if rule.top_p == 1 and rule.top_k is None:
+    if rule.top_k is not None and rule.top_k < size:
+        # equally likely tokens stay
+        least = scaled.topk(rule.top_k).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, -math.inf)
+    if rule.top_k is None and rule.top_p == 1:
         values, ids = scaled, torch.arange(size, device=scaled.device).expand_as(scaled)
     else:
-        count = FIRST_LIKELY if rule.top_k is None else rule.top_k + 1
-        if count <= size and rule.top_k is not None:  # equally likely tokens stay
-            least = scaled.topk(rule.top_k).values[:, -1:]
-            scaled = scaled.masked_fill(scaled < least, -math.inf)
-        # look among few likely tokens first, and among more while they have too little probability
-        total = scaled.logsumexp(-1, keepdim=True)
-        while True:
-            values, ids, _ = likeliest(scaled, count)
-            shares = (values - total).exp()
-            sums = shares.cumsum(-1)
-            is_short = (sums[:, -1] < rule.top_p) & (values[:, -1] > -math.inf)
-            if count >= size or not bool(is_short.any()):
-                break
-            count *= GROWTH
-        excluded = sums - shares >= rule.top_p
+        # in the order of their probabilities, those after the first ones with `top_p` are excluded
+        left = int((scaled != -math.inf).sum(-1).max())
+        values, ids, _ = likeliest(scaled, left)
+        shares = (values - scaled.logsumexp(-1, keepdim=True)).exp()
+        excluded = shares.cumsum(-1) - shares >= rule.top_p
         excluded[:, 0] = False
         values = values.masked_fill(excluded, -math.inf)
     if rule.min_p:
@@ -204,6 +175,7 @@ def likeliest(
         chosen = above | (equal & (equal.cumsum(-1) <= left))
         ids = chosen.to(torch.uint8).topk(top).indices
         values = logits.gather(-1, ids)
+    # by token id, and then by logit
     ids, order = ids[:, :top].sort(dim=-1)
     values, by_value = values[:, :top].gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, by_value), is_tied
@@ -222,13 +194,6 @@ def noise(bits: torch.Tensor) -> torch.Tensor:
     """Return Gumbel noise from hashes of texts, XOR hashes of the tokens after them (`signed`)."""
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
-
-
-def _rough_noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return the same noise in float32, at most 1e-5 too low, but never lower than -2.9."""
-    left = (1 << 52) - 1 - _shifted(mix(bits), 12)
-    share = left.float().add_(0.5).mul_(2.0**-52).clamp_(max=1 - 2.0**-24)
-    return share.neg_().log1p_().neg_().log_().neg_()
 
 
 def mix(bits: torch.Tensor) -> torch.Tensor:
