@@ -240,8 +240,6 @@ class Backend(ABC):
         """
         return self._space_tokens if self._space_tokens.can_write(spaces) else None
 
-    _grammar_vocabulary: GrammarVocabulary | str = ""  # or why it cannot be read
-
     def grammar_vocabulary(self) -> GrammarVocabulary:
         """Return the member's tokens for grammars. Only the first call takes long.
 
@@ -249,18 +247,19 @@ class Backend(ABC):
             GrammarError: the member's tokens cannot follow a grammar.
             MissingDependencyError: llguidance is not installed.
         """
-        if not self._grammar_vocabulary:
-            llguidance()  # raises an error if it is not installed
-            with _reading_vocabulary:
-                self._grammar_vocabulary = self._grammar_vocabulary or self._read_vocabulary()
-        if isinstance(self._grammar_vocabulary, str):
+        llguidance()  # raises an error if it is not installed
+        with _reading_vocabulary:
+            vocabulary = self._grammar_vocabulary
+        if isinstance(vocabulary, str):
             raise GrammarError(
                 f"member {self.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
-                f"({self._grammar_vocabulary}). Leave it out with use=[...], or use choices."
+                f"({vocabulary}). Leave it out with use=[...], or use choices."
             )
-        return self._grammar_vocabulary
+        return vocabulary
 
-    def _read_vocabulary(self) -> GrammarVocabulary | str:
+    @functools.cached_property
+    def _grammar_vocabulary(self) -> GrammarVocabulary | str:
+        """The member's tokens, or why they cannot be read."""
         if not self.follows_grammars:
             if self.is_remote:
                 return "it runs on a server"

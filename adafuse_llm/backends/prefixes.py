@@ -51,16 +51,15 @@ class PrefixCache(Generic[T]):
         return ids[:0] if is_known or len(ids) < MIN_SHARED else ids
 
     def add(self, ids: Ids, value: T) -> list[T]:
-        """Keep a value for tokens that `fitting` returned, and return values no longer kept.
-
-        These are of the beginning of the sequence, and of the least recently used sequences.
-        """
+        """Keep a value for tokens that `fitting` returned, and return values no longer kept."""
         dropped: list[T] = []
+        # the beginning of the sequence is of no use beside it
         before, shared = _most_alike(ids, self._ids.items())
         if before is not None and shared == len(self._ids[before]):
             dropped.append(before)
             del self._ids[before]
         self._ids[value] = ids
+        # make room
         while sum(map(len, self._ids.values())) > self.limit or len(self) > self.count:
             dropped.append(self.pop_oldest())
         return dropped
@@ -101,15 +100,12 @@ class PrefixCache(Generic[T]):
         if not self.limit:
             return set()
         cached = self._cached(running)
-        waiting: set[int] = set()
         first: dict[int, Ids] = {}
         for index, prompt in prompts.items():
             ids = np.array(prompt, dtype=np.int64)
-            if _most_alike(ids, first.items())[1] - MIN_SHARED >= _most_alike(ids, cached)[1]:
-                waiting.add(index)
-            else:
+            if _most_alike(ids, first.items())[1] - MIN_SHARED < _most_alike(ids, cached)[1]:
                 first[index] = ids
-        return waiting
+        return prompts.keys() - first
 
     def _cached(self, running: Iterable[CachedTokens[T]]) -> list[tuple[T, Ids]]:
         if not self.limit:
@@ -122,8 +118,9 @@ def _most_alike(ids: Ids, sequences: Iterable[tuple[T, Ids]]) -> tuple[T | None,
     """Return the value of a sequence that shares the most first tokens, and their number."""
     best, length = None, 0
     for value, cached in sequences:
-        if length < min(len(ids), len(cached)) and ids[length] == cached[length]:  # else no more
-            size = min(len(ids), len(cached))
+        size = min(len(ids), len(cached))
+        # a sequence with another token at this place shares no more
+        if length < size and ids[length] == cached[length]:
             differ = np.flatnonzero(ids[:size] != cached[:size])
             shared = int(differ[0]) if len(differ) else size
             if shared > length:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -48,11 +48,8 @@ class Adjustment:
     before it were written.
 
     Attributes:
-        repetition_penalty: divides positive logits of tokens so far, and multiplies negative ones.
-        no_repeat_ngram_size: size of sequences that cannot occur twice; 0 for no limit.
-        min_new_tokens: number of tokens of the response before which `end_ids` are forbidden.
-        presence_penalty: number that every token of the response loses.
-        frequency_penalty: number that a token loses for each time it is in the response.
+        repetition_penalty, no_repeat_ngram_size, min_new_tokens, presence_penalty,
+            frequency_penalty: as in `AdaFuseConfig`.
         biases: sequences, each with the number that its last token gains.
         bad_words: forbidden sequences.
         suppressed: forbidden tokens.
@@ -88,28 +85,25 @@ class Adjustment:
         for sequence, bias in self.biases:
             if _follows(sequence, last):
                 added[sequence[-1]] = added.get(sequence[-1], 0.0) + bias
+        # what tokens of the response lose
         taken: dict[int, float] = {}
         if self.presence_penalty or self.frequency_penalty:
             for token, count in Counter([*committed[prompt:], *new]).items():
                 taken[token] = self.presence_penalty + count * self.frequency_penalty
-        forbidden = set(self._forbidden(last, len(committed) + len(new) - prompt))
+        # tokens that cannot follow
+        size = len(committed) + len(new) - prompt
+        forbidden = {*self.suppressed}
+        if size == 0:
+            forbidden.update(self.suppressed_first)
+        if size < self.min_new_tokens:
+            forbidden.update(self.end_ids)
+        forbidden.update(sequence[-1] for sequence in self.bad_words if _follows(sequence, last))
         if self.no_repeat_ngram_size:
-            forbidden.update(_repeated([*committed, *new], self.no_repeat_ngram_size))
+            forbidden |= _repeated([*committed, *new], self.no_repeat_ngram_size)
         for token in forbidden:
             taken[token] = taken.get(token, 0.0) + FORBIDDEN
         penalizes = self.repetition_penalty != 1
         return Changes(added, self.repetition_penalty, committed if penalizes else (), new, taken)
-
-    def _forbidden(self, last: Sequence[int], size: int) -> Iterator[int]:
-        """Yield tokens that cannot follow a response of `size` tokens, which ends in `last`."""
-        yield from self.suppressed
-        if size == 0:
-            yield from self.suppressed_first
-        if size < self.min_new_tokens:
-            yield from self.end_ids
-        for sequence in self.bad_words:
-            if _follows(sequence, last):
-                yield sequence[-1]
 
 
 NOTHING = Adjustment()
@@ -134,11 +128,16 @@ def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
         if token in penalized:
             value = value * changes.penalty if value < 0 else value / changes.penalty
         values[token] = value - changes.taken.get(token, 0.0)
-    highest = max(values.values(), default=-math.inf)
+    total = log_sum([*values.values()])
+    return {token: value - total if total > -math.inf else value for token, value in values.items()}
+
+
+def log_sum(values: Sequence[float]) -> float:
+    """Return the natural logarithm of the sum of exp(value)."""
+    highest = max(values, default=-math.inf)
     if highest == -math.inf:
-        return values
-    total = highest + math.log(math.fsum(math.exp(value - highest) for value in values.values()))
-    return {token: value - total for token, value in values.items()}
+        return highest
+    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))
 
 
 def _follows(sequence: Sequence[int], ids: Sequence[int]) -> bool:
@@ -146,17 +145,11 @@ def _follows(sequence: Sequence[int], ids: Sequence[int]) -> bool:
     return not before or tuple(ids[-before:]) == tuple(sequence[:-1])
 
 
-def _repeated(ids: Sequence[int], size: int) -> Iterator[int]:
-    # the tokens that would complete a sequence of `size` tokens that `ids` contain
+def _repeated(ids: Sequence[int], size: int) -> set[int]:
+    """Return the tokens that would complete a sequence of `size` tokens that `ids` contain."""
     if size == 1:
-        yield from ids
-        return
-    before = list(ids[1 - size :])
-    place = -1
-    while len(ids) >= size:
-        try:
-            place = ids.index(before[-1], place + 1, len(ids) - 1)
-        except ValueError:
-            return
-        if list(ids[max(0, place + 2 - size) : place + 1]) == before:
-            yield ids[place + 1]
+        return {*ids}
+    last = ids[-size + 1 :]
+    # looking for the last token alone is faster
+    ends = [end for end, token in enumerate(ids[:-1], start=1) if token == last[-1]]
+    return {ids[end] for end in ends if ids[max(0, end - size + 1) : end] == last}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adafuse_llm.tree.adjustment import Adjustment, Changes
 from adafuse_llm.tree.sampling import Draw
@@ -68,6 +68,7 @@ class Next:
         return math.exp(self.logprobs[0] - self.mass) - second
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Node:
     """One token of a member's tree.
 
@@ -87,28 +88,15 @@ class Node:
         line: what `TokenTree.path` returned last.
     """
 
-    __slots__ = (
-        "allowed",
-        "children",
-        "draw",
-        "length",
-        "line",
-        "logprob",
-        "next",
-        "parent",
-        "token",
-    )
-
-    def __init__(self, token: int, parent: Node | None, length: int) -> None:
-        self.token = token
-        self.parent = parent
-        self.length = length
-        self.logprob: float | None = None
-        self.next: Next | None = None
-        self.allowed: bytes | None = None
-        self.draw: Draw | None = None
-        self.children: dict[int, Node] = {}
-        self.line: tuple[Node, ...] = ()
+    token: int
+    parent: Node | None
+    length: int
+    logprob: float | None = None
+    next: Next | None = None
+    allowed: bytes | None = None
+    draw: Draw | None = None
+    children: dict[int, Node] = field(default_factory=dict)
+    line: tuple[Node, ...] = ()
 
     def __repr__(self) -> str:
         return f"Node({self.token}, length={self.length})"
@@ -181,7 +169,8 @@ class TokenTree:
         rest: list[Node] = []
         step = node
         while step.parent is not None:
-            if step.line and step.line[0].parent is self.root:  # else a commit has shortened it
+            # a commit may have shortened the path that a node keeps
+            if step.line and step.line[0].parent is self.root:
                 line = step.line
                 break
             rest.append(step)

@@ -58,12 +58,9 @@ def ignored_settings(model: Any) -> dict[str, Any]:
 
 def eos_ids(sources: Iterable[Any]) -> set[int]:
     """Return the end-of-sequence ids of configurations and tokenizers."""
-    ids: set[int] = set()
-    for source in sources:
-        value = getattr(source, "eos_token_id", None)
-        if value is not None:
-            ids.update([value] if isinstance(value, int) else value)
-    return ids
+    values = [getattr(source, "eos_token_id", None) for source in sources]
+    lists = [[value] if isinstance(value, int) else value or () for value in values]
+    return {token for ids in lists for token in ids}
 
 
 def _tokens(ids: Iterable[int] | None) -> tuple[int, ...]:

@@ -16,27 +16,24 @@ from adafuse_llm.backends.logits.state import check_tokens, to_device
 
 
 class Decoder:
-    """The forward pass of a model, on inputs on `device`, without any state of requests.
-
-    Attributes:
-        vocabulary_size: number of the model's logits.
-        cache_name: name of the model's cache among its arguments and in its output, or None.
-    """
+    """The forward pass of a model, on inputs on `device`, without any state of requests."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = torch.device(model.get_input_embeddings().weight.device)
-        if self.device.type == "meta":  # offloaded weights: accelerate moves the inputs
+        # accelerate moves the inputs to weights that are offloaded
+        if self.device.type == "meta":
             self.device = torch.device("cpu")
         self._is_whole = len({parameter.device for parameter in model.parameters()}) == 1
         self._few_rows = FewRows(model)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+        # what the model takes, and the name of its cache
         parameters = inspect.signature(inner.forward).parameters
         self._takes_keep = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
         names = ("past_key_values", "cache_params")
-        self.cache_name = next((name for name in names if name in parameters), None)
+        self._cache_name = next((name for name in names if name in parameters), names[0])
 
     def run(
         self,
@@ -46,30 +43,25 @@ class Decoder:
         keep: Sequence[int],
         positions: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, Any]:
-        """Run one forward pass over n tokens.
+        """Run one forward pass over n tokens, and return logits and the model's cache.
 
-        Args:
-            tokens: n token ids.
-            cache: the model's cache; None to start without one.
-            keep: indices of the tokens whose logits are returned, in ascending order.
-            positions: positions of the tokens, [n]; with None, the model computes them.
-
-        Returns:
-            The logits, [len(keep), v], in at least float32; and the model's cache.
+        The logits, [len(keep), v], are those of the tokens with the ascending indices `keep`. With
+        None for the positions, the model computes them.
         """
         check_tokens(tokens, self.vocabulary_size)
-        name = self.cache_name or "past_key_values"
         inputs: dict[str, Any] = {
             "input_ids": to_device(torch.tensor([list(tokens)]), self.device),
             "use_cache": True,
         }
         if cache is not None:
-            inputs[name] = cache
+            inputs[self._cache_name] = cache
         if positions is not None and self._takes_positions:
             inputs["position_ids"] = to_device(torch.tensor([list(positions)]), self.device)
+        # the last layer computes only these logits
         last = [len(tokens) - 1]
         kept: Any = list(keep) or last
-        if self._is_whole:  # elsewhere, a list works whichever device the last layer is on
+        # a list works whichever device the last layer is on
+        if self._is_whole:
             kept = to_device(torch.tensor(kept), self.device)
         if self._takes_keep:
             inputs["logits_to_keep"] = 1 if list(keep) in ([], last) else kept
@@ -78,7 +70,7 @@ class Decoder:
         logits = output.logits[0]  # [n, v], or only the kept rows
         if not self._takes_keep:
             logits = logits[kept]
-        return precise(logits[: len(keep)]), getattr(output, name)
+        return precise(logits[: len(keep)]), getattr(output, self._cache_name)
 
     def plain(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
         """Return the logits after the `last` tokens of a sequence, [last, v], without a cache."""

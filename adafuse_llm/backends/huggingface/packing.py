@@ -40,16 +40,13 @@ tokens, 71 instead of 106 µs for 300 rows, and 404 instead of 702 µs for 2,000
 
 
 class Scores(NamedTuple):
-    """How a layer computes its attention scores.
+    """How a layer computes its attention scores."""
 
-    Attributes:
-        scale: their factor; None for the default.
-        softcap: bound of the scores (Gemma 2).
-        sinks: scores of a row that all tokens see and that has no values, [h] (gpt-oss).
-    """
-
+    # their factor; None for the default
     scale: float | None = None
+    # their bound (Gemma 2)
     softcap: float | None = None
+    # scores of a row that all tokens see and that has no values, [h] (gpt-oss)
     sinks: torch.Tensor | None = None
 
     @property
@@ -72,6 +69,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         # where the rows of the new tokens are in the slots of each slab
         by_slab = itertools.groupby(pieces, key=lambda piece: piece.request.kv.slab)
         self._slabs = [(slab, _places(list(group))) for slab, group in by_slab if slab]
+        # copies of these places on the devices with layers
         self._devices: dict[torch.device, list[torch.Tensor]] = {}
         # keys and values of a layer that has cached but not attended
         self._layer: tuple[torch.Tensor, torch.Tensor, int] | None = None
@@ -90,8 +88,9 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
             self._devices[device] = [to_device(places, device) for _, places in self._slabs]
         keys, values = key_states[0], value_states[0]
         for (slab, _), places in zip(self._slabs, self._devices[device], strict=True):
-            slab.layer(layer_idx, key_states, value_states)
-            all_keys, all_values = slab.flat[layer_idx]
+            buffers = slab.layer(layer_idx, key_states, value_states)
+            all_keys, all_values = (buffer.flatten(1, 2) for buffer in buffers)
+            # the tokens of a slab stand together
             if len(self._slabs) > 1:
                 keys = key_states[0].narrow(1, start, len(places))
                 values = value_states[0].narrow(1, start, len(places))
@@ -110,12 +109,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
             raise UnsupportedModelError("the attention layers use other keys than they cache")
         index, self._layer = self._layer[2], None
         window = self._windows.get(index)
-        outputs = [
-            group(part, index, window, scores).transpose(1, 2)
-            for group, part in zip(
-                self._groups, query.split_with_sizes(self._sizes, dim=2), strict=True
-            )
-        ]
+        parts = zip(self._groups, query.split_with_sizes(self._sizes, dim=2), strict=True)
+        outputs = [group(part, index, window, scores).transpose(1, 2) for group, part in parts]
         return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -132,7 +127,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
 
 class _Running(threading.local):
-    cache: PackedCache | None = None  # of the packed pass that runs in this thread
+    # of the packed pass that runs in this thread
+    cache: PackedCache | None = None
 
 
 _running = _Running()
@@ -142,10 +138,7 @@ def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Split pieces in the order of `in_slots` into groups that attend in one product."""
     for _, group in itertools.groupby(pieces, key=lambda piece: in_slots(piece)[:2]):
         same = list(group)
-        if same[0].is_long:
-            yield from ([piece] for piece in same)
-        else:
-            yield same
+        yield from ([piece] for piece in same) if same[0].is_long else [same]
 
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
@@ -178,9 +171,11 @@ class _GroupAttention:
         self._rows = max(len(piece.positions) for piece in pieces)
         self._size = max(len(piece.tokens) for piece in pieces)
         self._first, last = self._slots[0], self._slots[-1]
+        # slots that are far apart are copied, in their order
         self._is_close = last - self._first < 2 * len(pieces)
-        places = [slot - self._first for slot in self._slots]
-        self._places = places if self._is_close else list(range(len(pieces)))
+        self._places = list(range(len(pieces)))
+        if self._is_close:
+            self._places = [slot - self._first for slot in self._slots]
         self._batch = self._places[-1] + 1
         # tokens of the group by their place in the batch, [batch * size], and the reverse
         order = [
@@ -199,22 +194,18 @@ class _GroupAttention:
     def __call__(
         self, query: torch.Tensor, layer: int, window: int | None, scores: Scores
     ) -> torch.Tensor:
-        """Return the results for the queries of a layer, [1, h, n, d] each.
-
-        The layer sees a window of the last tokens, or with None all of them.
-        """
+        """Return the results for the queries of a layer, [1, h, n, d] each."""
         slab = self.pieces[0].request.kv.slab
         assert slab is not None
         keys, values = slab.layers[layer]
-        if len(self.pieces) == 1:
-            keys, values = (x[:, self._first, : self._rows][None] for x in (keys, values))
-            return self._attend(query, keys, values, window, scores)
+        # the rows of the slots, [batch, k, r, d]
         if self._is_close:
             keys, values = (x.narrow(1, self._first, self._batch) for x in (keys, values))
         else:
             self._chosen = to_device(self._chosen, query.device)
             keys, values = (x.index_select(1, self._chosen) for x in (keys, values))
         keys, values = (x[:, :, : self._rows].transpose(0, 1) for x in (keys, values))
+        # the queries in the places of their slots, [batch, h, size, d], and the results back
         heads, size, batch = query.shape[1], self._size, self._batch
         flat = query[0]
         if not self._is_even:
@@ -252,7 +243,8 @@ class _GroupAttention:
             output = scaled_dot_product_attention(folded, keys, values, mask, scale=scores.scale)
             return output.view(batch, heads, size, -1)
         mask = None if causal else self._mask(window, 1, query)
-        if mask is not None and query.device.type != "cpu":  # kernels of GPUs support only one
+        # kernels of GPUs support either a mask or shared key heads
+        if mask is not None and query.device.type != "cpu":
             keys, values = (rows.repeat_interleave(groups, 1) for rows in (keys, values))
         return scaled_dot_product_attention(
             query,
@@ -271,7 +263,8 @@ class _GroupAttention:
             seen = np.zeros((self._batch, self._size, self._rows), dtype=np.bool_)
             for place, piece in zip(self._places, self.pieces, strict=True):
                 seen[place, : len(piece.tokens), : len(piece.positions)] = piece.seen(window)
-            seen[:, :, 0] |= ~seen.any(-1)  # a token without rows would have no numbers
+            # a token without rows would have no numbers
+            seen[:, :, 0] |= ~seen.any(-1)
             mask = None
             if not seen.all():
                 mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
@@ -321,14 +314,16 @@ def attend(
             module, query, key, value, attention_mask, **kwargs
         )
         return result
-    if attention_mask is None:  # transformers leaves out masks that are causal
+    # transformers leaves out masks that are causal
+    if attention_mask is None:
         new, rows = query.shape[2], key.shape[2]
         attention_mask = torch.ones(new, rows, dtype=torch.bool, device=key.device).tril(rows - new)
     return _scored(query, key, value, attention_mask, scores).transpose(1, 2).contiguous(), None
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    if _running.cache is not None:  # which knows what its tokens see
+    # a packed pass knows what its tokens see
+    if _running.cache is not None:
         return None
     mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
     return mask

@@ -41,17 +41,11 @@ class PathForm(RequestLogits):
                 logits, self._tips[node] = self._step(node, shared=shared)
             learn(logits, [(self, [node])])
 
-    def follow(self) -> bool:
-        """Drop what the tree has dropped, and advance the trunk to the root."""
-        before = self._root
-        if not super().follow():
-            return False
+    def reroot(self, before: Node, below: set[Node]) -> None:
         for node in self.tree.since(before):
             if node in self._tips:
                 self._trunk, self._committed = self._tips[node], node.length
-        alive = set(self.tree.nodes()) - {self.tree.root}
-        self._tips = {node: state for node, state in self._tips.items() if node in alive}
-        return True
+        self._tips = {node: state for node, state in self._tips.items() if node in below}
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the keys and values of the trunk. A state of fixed size has none."""

@@ -65,15 +65,18 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
     )
 
 
+def _ids(decoder: Decoder, step: int, first: int, count: int) -> list[int]:
+    return [(step * i + first) % decoder.vocabulary_size for i in range(count)]
+
+
 def _prompts(decoder: Decoder) -> list[list[int]]:
     window = context_window(decoder.model.config.get_text_config(decoder=True).to_dict())
     longest = max(PROMPTS) if window is None else max(1, window - DEPTH)
-    sizes = [min(size, longest) for size in PROMPTS]
-    return [[(7 * i + size) % decoder.vocabulary_size for i in range(size)] for size in sizes]
+    return [_ids(decoder, 7, size, size) for size in (min(size, longest) for size in PROMPTS)]
 
 
-def _branch(number: int, decoder: Decoder) -> list[int]:
-    return [(11 * number + step) % decoder.vocabulary_size for step in range(DEPTH)]
+def _branch(decoder: Decoder, number: int) -> list[int]:
+    return _ids(decoder, 1, 11 * number, DEPTH)
 
 
 def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
@@ -81,7 +84,7 @@ def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
     expected: dict[Ids, torch.Tensor] = {}
     for prompt in _prompts(decoder):
         for number, depth in ((1, DEPTH), (2, DEPTH - 1)):
-            whole = (*prompt, *_branch(number, decoder)[:depth])
+            whole = (*prompt, *_branch(decoder, number)[:depth])
             rows = decoder.plain(whole, depth + 1)
             expected.update({whole[: len(prompt) + i]: row for i, row in enumerate(rows)})
     return expected
@@ -104,7 +107,7 @@ def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
 
     # the prompts, then two branches of each, then one more token after a commit
     evaluate([[tree.root] for tree in trees])
-    one, two = _branch(1, decoder), _branch(2, decoder)
+    one, two = _branch(decoder, 1), _branch(decoder, 2)
     tips = [(tree.grow(one[:-1]), tree.grow(two[:-1])) for tree in trees]
     evaluate([[n for tip in own for n in t.path(tip)] for t, own in zip(trees, tips, strict=True)])
     for request, (tip, _) in zip(requests, tips, strict=True):
@@ -119,13 +122,9 @@ def _tolerance(decoder: Decoder) -> float:
     model = decoder.model
     if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
         return TOLERANCE[model.dtype]
-    tokens, other = (
-        [
-            (step * i + first) % decoder.vocabulary_size
-            for i in range(len(_prompts(decoder)[0]) + DEPTH)
-        ]
-        for step, first in ((7, 3), (5, 11))
-    )
+    # what the shape of a pass changes: one token more each time, one sequence, and two of them
+    count = len(_prompts(decoder)[0]) + DEPTH
+    tokens, other = _ids(decoder, 7, 3, count), _ids(decoder, 5, 11, count)
     parts = torch.cat([decoder.plain(tokens[: end + 1]) for end in range(len(tokens))])
     noise = torch.finfo(model.dtype).eps
     for rows in ([tokens], [tokens, other]):

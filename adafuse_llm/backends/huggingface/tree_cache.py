@@ -47,8 +47,6 @@ class Slab:
         self.free = list(range(slots))
         # keys and values by layer index, [k, slots, capacity, d]
         self.layers: dict[int, KeysValues] = {}
-        # views of them, [k, slots * capacity, d]
-        self.flat: dict[int, KeysValues] = {}
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         """Return the buffers of a layer, which has keys and values like these, [1, k, n, d]."""
@@ -58,13 +56,8 @@ class Slab:
                 like.new_zeros((like.shape[1], self.slots, self.capacity, like.shape[3]))
                 for like in (keys, values)
             )
-            self.put(index, keys, values)
+            self.layers[index] = keys, values
         return self.layers[index]
-
-    def put(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Set the buffers of a layer."""
-        self.layers[index] = keys, values
-        self.flat[index] = keys.flatten(1, 2), values.flatten(1, 2)
 
     def grow(self, slots: int) -> None:
         """Add slots, so that there are `slots`."""
@@ -73,7 +66,7 @@ class Slab:
             for new, old in zip((keys, values), buffers, strict=True):
                 # a growth that ran out of memory has left longer buffers in some layers
                 new[:, : self.slots] = old[:, : self.slots]
-            self.put(index, keys, values)
+            self.layers[index] = keys, values
         self.free += range(self.slots, slots)
         self.slots = slots
 
@@ -141,7 +134,7 @@ class Rows:
         for index, layer in self.layers().items():
             rows = to_device(rows, layer[0].device)
             keys, values = (each.index_select(2, rows).transpose(0, 1) for each in layer)
-            copied.slab.put(index, keys, values)
+            copied.slab.layers[index] = keys, values
         return copied
 
 
@@ -149,7 +142,7 @@ class Pool:
     """The slabs of a member. A slab without requests is freed."""
 
     def __init__(self) -> None:
-        self._slabs: list[weakref.ref[Slab]] = []
+        self._slabs: weakref.WeakSet[Slab] = weakref.WeakSet()
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
         """Make sure that the slots of requests have room for the rows of their pieces."""
@@ -164,19 +157,19 @@ class Pool:
 
     def _slab(self, capacity: int, wanted: int) -> Slab:
         """Return a slab with a free slot."""
-        living = [slab for each in self._slabs if (slab := each()) is not None]
-        most = max(1, SLAB_ROWS // capacity)
-        same = [slab for slab in living if slab.capacity == capacity]
+        same = [slab for slab in self._slabs if slab.capacity == capacity]
+        same.sort(key=lambda slab: slab.number)
         for slab in same:
             if slab.free:
                 return slab
         # no slot is free: add as many as wanted, or half as many as there are
+        most = max(1, SLAB_ROWS // capacity)
         for slab in same:
             if slab.slots < most:
                 slab.grow(min(most, slab.slots + max(wanted, slab.slots // 2)))
                 return slab
         new = Slab(capacity, min(most, wanted))
-        self._slabs = [*map(weakref.ref, living), weakref.ref(new)]
+        self._slabs.add(new)
         return new
 
 
@@ -265,19 +258,13 @@ class TreeForm(RequestLogits):
         below = [node for node in nodes if node is not self.tree.root]
         return self._piece(self.tree.ids[self.committed :], below)
 
-    def follow(self) -> bool:
-        """Drop what the tree has dropped, and extend the trunk to the root."""
-        before = self._root
-        if not super().follow():
-            return False
+    def reroot(self, before: Node, below: set[Node]) -> None:
         # the new root has no row if it was only scored
         line = [self._row[n] for n in self.tree.since(before) if n in self._row]
         self._trunk[line] = True
         self.committed += len(line)
-        nodes = (node for node in self.tree.nodes() if node is not self._root)
-        self._row = {node: self._row[node] for node in nodes if node in self._row}
+        self._row = {node: row for node, row in self._row.items() if node in below}
         self._compact()
-        return True
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
         # the new rows: pending tokens, which extend the trunk, and then the nodes below the root

@@ -113,11 +113,7 @@ class LlamaState(RequestLogits):
                 assert step.parent is not None
                 step = step.parent
 
-    def follow(self) -> bool:
-        """Drop the nodes that the tree has dropped, and extend the trunk to the root."""
-        before = self._root
-        if not super().follow():
-            return False
+    def reroot(self, before: Node, below: set[Node]) -> None:
         # the trunk takes over the cells up to the new root, and dropped tips give theirs back
         sources = {node: s for tip, s in self.tips.items() for node in _upwards(tip)}
         for node in reversed(list(self.tree.since(before))):
@@ -125,9 +121,7 @@ class LlamaState(RequestLogits):
                 self._context.copy(sources[node], self.trunk, self.committed, node.length)
                 self.committed = self.ready = node.length
                 break
-        alive = set(self.tree.nodes()) - {self._root}
-        self._context.give_back([self.tips.pop(tip) for tip in [*self.tips] if tip not in alive])
-        return True
+        self._context.give_back([self.tips.pop(tip) for tip in [*self.tips] if tip not in below])
 
     def drop_tips(self) -> None:
         """Drop all nodes below the root."""

@@ -5,8 +5,7 @@ Shapes: n nodes, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, repeat
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -22,16 +21,14 @@ def adjusted(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return changed logits, [n, v], and the logarithms of their summed exponentials, [n, 1].
 
-    Args:
-        logits: the logits, [n, v], which are not overwritten.
-        total: logarithms of the rows' summed exponentials, [n, 1].
-        changes: the changes of each row, or None.
-        written: the tokens that the request of each row has committed.
+    The given `logits` and `total` have the same shapes, and are not overwritten. For each row,
+    `written` has the tokens that its request has committed.
     """
     pairs = zip(changes, written, strict=True)
     work = {row: (each, own) for row, (each, own) in enumerate(pairs) if each is not None}
     if not work:
         return logits, total
+    # only the rows with changes are computed
     rows = to_device(torch.tensor([*work]), logits.device)
     chosen = logits.index_select(0, rows)
     _change(chosen, [*work.values()])
@@ -44,35 +41,39 @@ def adjusted(
 def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> None:
     """Change logits, [n, v], in place."""
     changes = [each for each, _ in rows]
+    # biases first
     added = [each.added for each in changes]
     if any(added):
-        where, numbers = _entries(logits, added, [tokens.values() for tokens in added])
+        where, numbers = _entries(logits, added)
         logits.index_put_(where, numbers, accumulate=True)
+    # then the repetition penalty, for committed tokens and for those after them
     if any(each.committed for each in changes):
         is_penalized = torch.stack([own.mask(each.committed, logits) for each, own in rows])
-        new = [each.new for each in changes]
+        new = [dict.fromkeys(each.new, 0.0) for each in changes]
         if any(new):
-            where, _ = _entries(logits, new, [repeat(0.0, len(each)) for each in new])
+            where, _ = _entries(logits, new)
             is_penalized[where] = True
         penalties = torch.tensor([[each.penalty] for each in changes], dtype=logits.dtype)
         penalty = to_device(penalties, logits.device)
         changed = torch.where(logits < 0, logits * penalty, logits / penalty)
         torch.where(is_penalized, changed, logits, out=logits)
+    # at the end, what tokens lose
     taken = [each.taken for each in changes]
     if any(taken):
-        where, numbers = _entries(logits, taken, [tokens.values() for tokens in taken])
+        where, numbers = _entries(logits, taken)
         logits.index_put_(where, -numbers, accumulate=True)
 
 
 def _entries(
-    logits: torch.Tensor, tokens: Sequence[Collection[int]], numbers: Sequence[Iterable[float]]
+    logits: torch.Tensor, numbers: Sequence[Mapping[int, float]]
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the indices of the rows' tokens that the logits have, and the numbers of these."""
-    rows = torch.repeat_interleave(
-        torch.arange(len(tokens)), torch.tensor([len(ids) for ids in tokens])
+    """Return the indices of the rows' tokens, and the numbers of these."""
+    # a tokenizer may have more tokens than the model has logits
+    size = logits.shape[-1]
+    entries = [(row, *pair) for row, own in enumerate(numbers) for pair in own.items()]
+    entries = [entry for entry in entries if entry[1] < size]
+    rows, ids, values = (
+        to_device(torch.tensor([entry[part] for entry in entries], dtype=dtype), logits.device)
+        for part, dtype in enumerate((torch.long, torch.long, logits.dtype))
     )
-    ids = torch.tensor(list(chain.from_iterable(tokens)))
-    values = torch.tensor(list(chain.from_iterable(numbers)), dtype=logits.dtype)
-    known = ids < logits.shape[-1]
-    rows, ids, values = (to_device(tensor[known], logits.device) for tensor in (rows, ids, values))
     return (rows, ids), values

@@ -36,20 +36,17 @@ class LogitsBackend(Backend, Generic[S]):
     fails, its requests lose their states, so they can be evaluated again. Several engines may share
     the member.
 
-    A subclass calls `_set_up`, sets `_pieces` and `_kept`, and has the methods `_new_state`,
-    `_advance`, `_run_parts`, `_sources` and `_keep`.
+    A subclass calls `_set_up`, sets `_pieces` and `_kept`, and has the abstract methods below.
 
     Attributes:
         vocabulary_size: number of the model's logits.
-        _vocabulary: the member's tokens.
-        _running: the states of requests whose cached tokens others may reuse.
-        _pieces: number of tokens in a piece of a prompt, while a request writes its response and
-            while none does. The second number also limits the piece for several prompts.
-        _kept: the cached tokens of finished requests.
     """
 
     knows_distributions = True
+    # tokens in a piece of a prompt, while a request writes its response and while none does; all
+    # prompts that are read together have the second number
     _pieces: tuple[int, int]
+    # the cached tokens of finished requests
     _kept: PrefixCache[Any]
 
     def _set_up(
@@ -65,6 +62,7 @@ class LogitsBackend(Backend, Generic[S]):
         self.vocabulary_size = size
         self._tokens = TokenTable(vocabulary, end_ids, size, device)
         self._lock = threading.Lock()
+        # others may reuse the cached tokens of these requests
         self._running: weakref.WeakSet[S] = weakref.WeakSet()
 
     @property
@@ -122,7 +120,8 @@ class LogitsBackend(Backend, Generic[S]):
     def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
         try:
             return work()
-        except BaseException:  # the engine may try again
+        except BaseException:
+            # the engine may try again
             for tree in trees:
                 self._forget(tree)
             raise
@@ -134,12 +133,11 @@ class LogitsBackend(Backend, Generic[S]):
 
     def _taken(self, tree: TokenTree) -> S | None:
         """Take the state of a request from its tree, and return it if it is a running one."""
-        state: Any = tree.state
-        tree.state = None
+        state, tree.state = cast("S", tree.state), None
         if state not in self._running:
             return None
         self._running.discard(state)
-        return cast("S", state)
+        return state
 
     def _state_of(self, tree: TokenTree) -> S:
         state = cast("S | None", tree.state)
@@ -166,21 +164,17 @@ class LogitsBackend(Backend, Generic[S]):
                 results.update(zip(ready, self._answer(group), strict=True))
         return [results[i] for i in range(len(queries))]
 
-    def _answer(
-        self,
-        queries: Sequence[Query],
-        advance: Callable[[Sequence[Query]], list[S]] | None = None,
-    ) -> list[QueryResult]:
-        advance = advance or self._advance
-        early = [self._score_long(query, advance) for query in queries]
-        rest = [
-            replace(query, score=tuple(n for n in query.score if n not in known))
-            if known
-            else query
-            for query, known in zip(queries, early, strict=True)
-        ]
-        results = read(rest, advance(rest), self._tokens)
-        for number, (query, known) in enumerate(zip(queries, early, strict=True)):
+    def _answer(self, queries: Sequence[Query]) -> list[QueryResult]:
+        # long texts first, in parts, then what is left of the queries
+        known: dict[Node, float] = {}
+        for query in queries:
+            known.update(self._score_long(query))
+        rest = queries
+        if known:
+            rest = [replace(q, score=tuple(n for n in q.score if n not in known)) for q in queries]
+        results = read(rest, self._advance(rest), self._tokens)
+        # put the scores of both back in order
+        for number, query in enumerate(queries):
             if known:
                 late = iter(results[number].logprobs)
                 both = tuple(known[n] if n in known else next(late) for n in query.score)
@@ -189,32 +183,29 @@ class LogitsBackend(Backend, Generic[S]):
                 self._forget(query.tree)
         return results
 
-    def _score_long(
-        self, query: Query, advance: Callable[[Sequence[Query]], list[S]]
-    ) -> dict[Node, float]:
+    def _score_long(self, query: Query) -> dict[Node, float]:
         """Score the nodes of a long text in parts, of whose logits none are kept."""
         known: dict[Node, float] = {}
         size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
         if len(query.score) <= size:  # as in every round
             return known
+        # nodes whose logits the query or an earlier one needs are not part of a long text
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         nodes = [node for node in query.score if node.parent not in kept]
         if len(nodes) > size:
             for start in range(0, len(nodes), size):
                 part = nodes[start : start + size]
-                advance([Query(query.tree, (), tuple(part), query.top)])
+                self._advance([Query(query.tree, (), tuple(part), query.top)])
                 numbers = logprobs([(state, node) for node in part]).tolist()
                 known.update(zip(part, numbers, strict=True))
+                # memory has room for the logits of a few parts only
                 state.forget({node.parent for node in part if node.parent} - kept)
         return known
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[S] = ()) -> list[bool]:
-        """Read a piece of long prompts, and return what `Backend.read_piece` does.
-
-        A new request waits while another one, also one of `others`, reads tokens that it can reuse.
-        """
-        # new requests begin, unless they can reuse what another one has not read yet
+        """Read a piece of long prompts, and return what `Backend.read_piece` does."""
+        # new requests begin, unless they can reuse what a request has not read yet
         new = {i: tree.ids for i, tree in enumerate(trees) if tree.state is None}
         known = {*others, *(self._state_of(tree) for tree in trees if tree.state is not None)}
         half_read = [state.tree.ids for state in known if state.unread > MIN_SHARED]
@@ -229,6 +220,7 @@ class LogitsBackend(Backend, Generic[S]):
         someone_writes = any(state.unread <= MIN_SHARED for state in known)
         size = self._pieces[0] if someone_writes else self._pieces[1]
         share = max(1, min(size, self._pieces[1] // max(1, len(long))))
+        # what fits into the share is left for the pass that evaluates the nodes
         if parts := [(states[i], share) for i in long if unread[i] > share]:
             self._run_parts(parts)
         return [i in states and unread[i] <= max(share, MIN_SHARED) for i in range(len(trees))]

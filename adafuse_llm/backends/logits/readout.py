@@ -6,7 +6,8 @@ Shapes: n nodes, v vocabulary, t likeliest tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
@@ -22,34 +23,32 @@ from adafuse_llm.tree.sampling import token_codes
 from adafuse_llm.tree.tokens import Next, Node
 
 
+@dataclass
 class TokenTable:
     """What results need to know about a member's tokens."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        end_ids: Collection[int],
-        size: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self._end_ids = frozenset(end_ids)
-        self._vocabulary = vocabulary
-        self._size = size
-        self._device = device
-        self.ends = torch.tensor(sorted(end_ids), device=device).long()
+    vocabulary: Vocabulary
+    end_ids: frozenset[int]
+    size: int
+    device: torch.device | str = "cpu"
+
+    @cached_property
+    def ends(self) -> torch.Tensor:
+        """Ids of the tokens that end the sequence."""
+        return torch.tensor(sorted(self.end_ids), device=self.device).long()
 
     @cached_property
     def codes(self) -> torch.Tensor:
         """Hashes of the tokens, [v], as `drawn` takes them."""
-        codes = token_codes(self._vocabulary.token_texts, self._end_ids, self._size)
-        return signed(codes).to(self._device)
+        codes = token_codes(self.vocabulary.token_texts, self.end_ids, self.size)
+        return signed(codes).to(self.device)
 
     @cached_property
     def word_ends(self) -> torch.Tensor:
         """Ids of the tokens that begin with whitespace or end the sequence."""
-        spaces = {at for at, text in enumerate(self._vocabulary.token_texts) if text[:1].isspace()}
-        known = sorted(token for token in self._end_ids | spaces if token < self._size)
-        return torch.tensor(known, device=self._device).long()
+        spaces = {at for at, text in enumerate(self.vocabulary.token_texts) if text[:1].isspace()}
+        known = sorted(token for token in self.end_ids | spaces if token < self.size)
+        return torch.tensor(known, device=self.device).long()
 
 
 def read(
@@ -61,12 +60,14 @@ def read(
     word_ends = any(query.word_ends for query in queries)
     evaluated = [(state, node) for query, state in pairs for node in query.evaluate]
     scored = [(state, node) for query, state in pairs for node in query.score]
+    # one tensor holds all numbers
     parts: list[torch.Tensor] = []
     if evaluated:
         parts.append(_summaries(evaluated, tokens, top, word_ends=word_ends).flatten())
     if scored:
         parts.append(logprobs(scored))
-    numbers = torch.cat(parts).cpu() if parts else torch.empty(0)  # the only wait for the device
+    # the only wait for the device
+    numbers = torch.cat(parts).cpu() if parts else torch.empty(0)
     size = len(numbers) - len(scored)
     rows = numbers[:size].view(len(evaluated), -1).tolist() if evaluated else []
     # few nodes have ties or draws that take a second look
@@ -75,6 +76,7 @@ def read(
         exact = _summaries(again, tokens, top, word_ends=word_ends, exact=True)
         for place, row in zip(unsure, exact.tolist(), strict=True):
             rows[place] = row
+    # hand the numbers out in the order of the queries
     summaries = iter(rows)
     scores = iter(numbers[size:].tolist())
     return [
@@ -105,9 +107,11 @@ def _summaries(
     allowed = [node.allowed for _, node in nodes]
     draws = [node.draw for _, node in nodes]
     ends, mass = _total(logits, table.ends), total
+    # masks change everything but the probability of the end
     if any(mask is not None for mask in allowed):
         logits = masked(logits, allowed)
         mass = logits.logsumexp(-1, keepdim=True)
+    # the end of a word, a draw, and the likeliest tokens
     words = _total(logits, table.word_ends) if word_ends else torch.full_like(total, math.nan)
     drew = torch.full_like(total, -1)
     if any(draws):
@@ -124,7 +128,8 @@ def _next(row: Sequence[float], query: Query, is_restricted: bool) -> Next:
     _, ends, mass, words, *numbers = row
     logprobs, (drew, *ids) = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
     count = min(query.top, len(ids))
-    if is_restricted:  # forbidden tokens come last
+    # forbidden tokens come last
+    if is_restricted:
         count = min(count, sum(logprob != -math.inf for logprob in logprobs))
     return Next(
         tuple(map(int, ids[:count])),
@@ -160,7 +165,8 @@ def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tenso
     """Return logits, [n, v], in which tokens that ``Node.allowed`` forbids are minus infinity."""
     permitted = np.ones(logits.shape, dtype=np.bool_)
     for row, mask in zip(permitted, allowed, strict=True):
-        if mask is not None:  # missing bits are 0
+        # missing bits are 0
+        if mask is not None:
             bits = np.frombuffer(mask, np.uint8)
             row[:] = np.unpackbits(bits, count=len(row), bitorder="little")
     return logits.masked_fill(~to_device(torch.from_numpy(permitted), logits.device), -math.inf)

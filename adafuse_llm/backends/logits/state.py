@@ -55,14 +55,18 @@ class RequestLogits:
         """Free what the request has cached elsewhere."""
         return
 
-    def follow(self) -> bool:
-        """Drop the logits of nodes that the tree has dropped. Return whether it dropped nodes."""
-        if self._root is self.tree.root:
-            return False
-        self._root = self.tree.root
-        self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
-        self.forgotten.intersection_update(self.tree.nodes() if self.forgotten else ())
-        return True
+    def follow(self) -> None:
+        """Drop what is kept for nodes that the tree has dropped."""
+        if self._root is not self.tree.root:
+            before, self._root = self._root, self.tree.root
+            nodes = set(self.tree.nodes())
+            self.rows = {node: row for node, row in self.rows.items() if node in nodes}
+            self.forgotten &= nodes
+            self.reroot(before, nodes - {self._root})
+
+    def reroot(self, before: Node, below: set[Node]) -> None:  # noqa: ARG002
+        """Extend the cached trunk from the root `before`, and keep the nodes `below` the root."""
+        return
 
     def missing(self, query: Query) -> list[Node]:
         """Return the nodes that must be evaluated for a query, parents before children."""
