@@ -75,8 +75,7 @@ class Decoder:
     def plain(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
         """Return the logits after the `last` tokens of a sequence, [last, v], without a cache."""
         ids = torch.tensor([list(tokens)], device=self.device)
-        kept = {"logits_to_keep": last} if self._takes_keep else {}
-        output = self.model(input_ids=ids, use_cache=False, return_dict=True, **kept)
+        output = self.model(input_ids=ids, use_cache=False, return_dict=True)
         return precise(output.logits[0, -last:])
 
 
