@@ -10,7 +10,7 @@ Shapes: n tokens, i input features, o output features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,27 +26,27 @@ MIN_WEIGHTS = 100_000
 """Weights of the smallest layer for which this form is faster."""
 
 
-class FewRows:
-    """The linear layers of a model, which changes only in passes over a few tokens."""
+@contextmanager
+def few_rows(layers: Sequence[Any], tokens: int) -> Iterator[None]:
+    """Change `slow_layers` of a model during a pass over `tokens` tokens, if these are few."""
+    changed = layers if 1 < tokens <= MAX_ROWS else []
+    for layer in changed:
+        layer.__dict__["forward"] = partial(_forward, layer)
+    try:
+        yield
+    finally:
+        for layer in changed:
+            layer.__dict__.pop("forward", None)
 
-    def __init__(self, model: nn.Module) -> None:
-        self._layers: list[Any] = [layer for layer in model.modules() if _is_slow(layer)]
 
-    @contextmanager
-    def during(self, tokens: int) -> Iterator[None]:
-        """Change the layers during a pass over `tokens` tokens, if these are few."""
-        layers = self._layers if 1 < tokens <= MAX_ROWS else []
-        for layer in layers:
-            layer.__dict__["forward"] = partial(_forward, layer)
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.__dict__.pop("forward", None)
+def slow_layers(model: nn.Module) -> list[Any]:
+    """Return the layers of a model that are slow in passes over a few tokens."""
+    return [layer for layer in model.modules() if _is_slow(layer)]
 
 
 def _is_slow(layer: Any) -> bool:
-    if type(layer) is not nn.Linear or "forward" in layer.__dict__:  # a hook of accelerate
+    # a hook of accelerate may replace the product
+    if type(layer) is not nn.Linear or "forward" in layer.__dict__:
         return False
     weight = layer.weight
     is_large = weight.numel() >= MIN_WEIGHTS

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from adafuse_llm.backends.huggingface.few_rows import FewRows
+from adafuse_llm.backends.huggingface.few_rows import few_rows, slow_layers
 from adafuse_llm.backends.logits.state import check_tokens, to_device
 
 
@@ -26,7 +26,7 @@ class Decoder:
         if self.device.type == "meta":
             self.device = torch.device("cpu")
         self._is_whole = len({parameter.device for parameter in model.parameters()}) == 1
-        self._few_rows = FewRows(model)
+        self._slow_layers = slow_layers(model)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         # what the model takes, and the name of its cache
         parameters = inspect.signature(inner.forward).parameters
@@ -65,7 +65,7 @@ class Decoder:
             kept = to_device(torch.tensor(kept), self.device)
         if self._takes_keep:
             inputs["logits_to_keep"] = 1 if list(keep) in ([], last) else kept
-        with self._few_rows.during(len(tokens)):
+        with few_rows(self._slow_layers, len(tokens)):
             output = self.model(**inputs, return_dict=True)
         logits = output.logits[0]  # [n, v], or only the kept rows
         if not self._takes_keep:

@@ -16,7 +16,7 @@ from adafuse_llm.backends.logits.readout import TokenTable, logprobs, read
 from adafuse_llm.backends.logits.state import RequestLogits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, CachedTokens, PrefixCache
 from adafuse_llm.backends.vocabulary import Vocabulary
-from adafuse_llm.tree.tokens import Node, TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 
 S = TypeVar("S", bound=RequestLogits)
 R = TypeVar("R")
@@ -165,43 +165,31 @@ class LogitsBackend(Backend, Generic[S]):
         return [results[i] for i in range(len(queries))]
 
     def _answer(self, queries: Sequence[Query]) -> list[QueryResult]:
-        # long texts first, in parts, then what is left of the queries
-        known: dict[Node, float] = {}
-        for query in queries:
-            known.update(self._score_long(query))
-        rest = queries
-        if known:
-            rest = [replace(q, score=tuple(n for n in q.score if n not in known)) for q in queries]
-        results = read(rest, self._advance(rest), self._tokens)
-        # put the scores of both back in order
-        for number, query in enumerate(queries):
-            if known:
-                late = iter(results[number].logprobs)
-                both = tuple(known[n] if n in known else next(late) for n in query.score)
-                results[number] = replace(results[number], logprobs=both)
-            if results[number].has_nan:
+        # long texts, which no round has, are scored in parts
+        size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
+        long = {i: self._score_long(q, size) for i, q in enumerate(queries) if len(q.score) > size}
+        others = [query for i, query in enumerate(queries) if i not in long]
+        read_others = iter(read(others, self._advance(others), self._tokens) if others else ())
+        results = [long[i] if i in long else next(read_others) for i in range(len(queries))]
+        for query, result in zip(queries, results, strict=True):
+            if result.has_nan:
                 self._forget(query.tree)
         return results
 
-    def _score_long(self, query: Query) -> dict[Node, float]:
-        """Score the nodes of a long text in parts, of whose logits none are kept."""
-        known: dict[Node, float] = {}
-        size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
-        if len(query.score) <= size:  # as in every round
-            return known
-        # nodes whose logits the query or an earlier one needs are not part of a long text
+    def _score_long(self, query: Query, size: int) -> QueryResult:
+        """Score `size` nodes of a query at a time, and keep no logits that only scores need."""
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
-        nodes = [node for node in query.score if node.parent not in kept]
-        if len(nodes) > size:
-            for start in range(0, len(nodes), size):
-                part = nodes[start : start + size]
-                self._advance([Query(query.tree, (), tuple(part), query.top)])
-                numbers = logprobs([(state, node) for node in part]).tolist()
-                known.update(zip(part, numbers, strict=True))
-                # memory has room for the logits of a few parts only
-                state.forget({node.parent for node in part if node.parent} - kept)
-        return known
+        scores: list[float] = []
+        for start in range(0, len(query.score), size):
+            part = query.score[start : start + size]
+            self._advance([replace(query, evaluate=(), score=part)])
+            scores += logprobs([(state, node) for node in part]).tolist()
+            state.forget({node.parent for node in part if node.parent} - kept)
+        # the rest of the query
+        rest = replace(query, score=())
+        (result,) = read([rest], self._advance([rest]), self._tokens)
+        return replace(result, logprobs=tuple(scores))
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[S] = ()) -> list[bool]:
         """Read a piece of long prompts, and return what `Backend.read_piece` does."""
