@@ -16,11 +16,7 @@ ROUNDING = 0.01
 
 
 def check_listed(members: Sequence[Backend], top: int) -> None:
-    """Check that members list as many likeliest tokens as a request needs.
-
-    Raises:
-        InvalidOptionError: a member lists fewer.
-    """
+    """Raise an InvalidOptionError if a member lists fewer likeliest tokens than a request needs."""
     for member in members:
         if member.listed_limit is not None and member.listed_limit < top:
             raise InvalidOptionError(

@@ -69,14 +69,10 @@ class Adjustment:
     end_ids: tuple[int, ...] = ()
 
     def changes(self, committed: Sequence[int], prompt: int, new: Sequence[int] = ()) -> Changes:
-        """Return the changes of the distribution after some tokens.
+        """Return the changes of the distribution after the `committed` and the `new` tokens.
 
-        Only `no_repeat_ngram_size` takes longer for a longer prompt.
-
-        Args:
-            committed: the committed tokens of prompt and response.
-            prompt: number of tokens of the prompt.
-            new: the tokens after the committed ones.
+        The first `prompt` tokens are those of the prompt. Only `no_repeat_ngram_size` takes longer
+        for a longer prompt.
         """
         sequences = [*(sequence for sequence, _ in self.biases), *self.bad_words]
         longest = max(map(len, sequences), default=0)

@@ -119,14 +119,10 @@ class TokenTree:
     >>> tree.ids, tree.root
     ([7, 8, 5, 6], Node(6, length=4))
 
-    Args:
-        prompt: token ids of the prompt, at least one.
-        adjustment: how the request changes the member's distributions; None if it does not.
-
     Attributes:
-        ids: committed token ids, starting with the prompt.
+        ids: committed token ids, starting with the prompt, which has at least one.
         prompt_tokens: number of token ids of the prompt.
-        adjustment: as above.
+        adjustment: how the request changes the member's distributions; None if it does not.
         root: the node of the last committed token.
         state: the backend's state for this request, such as its cache. Only the backend uses it.
     """

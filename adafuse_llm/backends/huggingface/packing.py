@@ -351,11 +351,7 @@ def set_attentions(attentions: Attentions) -> None:
 
 
 def use_packed_attention(model: Any) -> dict[int, int]:
-    """Give a model the attention of packed passes, and return the windows of its sliding layers.
-
-    Raises:
-        UnsupportedModelError: some layers of the model have no rows, or see other rows.
-    """
+    """Give a model the attention of packed passes, and return the windows of its sliding layers."""
     config = model.config.get_text_config(decoder=True)
     kinds = {"full_attention", *(getattr(config, "layer_types", None) or ())}
     layers = DynamicCache(config=config).layers

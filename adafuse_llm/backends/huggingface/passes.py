@@ -24,11 +24,7 @@ over 512 tokens, 103 in passes over 128, and 81 in passes over 64."""
 
 
 class Passes:
-    """The forward passes of a member, in the form ``"tree"`` or ``"path"``.
-
-    Raises:
-        UnsupportedModelError: the model's layers do not support the form.
-    """
+    """The forward passes of a member, in the form ``"tree"`` or ``"path"``."""
 
     def __init__(self, decoder: Decoder, form: str) -> None:
         self.form = form
