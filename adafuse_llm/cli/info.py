@@ -13,7 +13,6 @@ from rich.text import Text
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, LoadError, MissingDependencyError
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
@@ -114,7 +113,7 @@ def _described(path: str, backend: Backend) -> dict[str, Any]:
     if isinstance(backend, HuggingFaceBackend):
         return facts | _huggingface(backend)
     if isinstance(backend, LlamaCppBackend):
-        return facts | _gguf(read_facts(backend.path), backend.end_ids)
+        return facts | _gguf(backend)
     if isinstance(backend, ServerBackend):
         server = backend.facts
         facts |= {"format": server.version, "model": server.model, "files": server.source}
@@ -144,14 +143,14 @@ def _huggingface(backend: Any) -> dict[str, Any]:
     }
 
 
-def _gguf(facts: GGUFFacts, end_ids: frozenset[int]) -> dict[str, Any]:
-    tokens = read_tokens(facts.files[0])
+def _gguf(backend: Any) -> dict[str, Any]:
+    facts = backend.facts
     return {
         "format": "GGUF",
         "architecture": facts.architecture,
         "tokenizer": facts.pre_tokenizer or facts.tokenizer,
         "vocabulary": facts.vocabulary,
-        "end_tokens": [tokens[i] if i < len(tokens) else str(i) for i in sorted(end_ids)],
+        "end_tokens": backend.tokenizer.convert_ids_to_tokens(sorted(backend.end_ids)),
         "cache": "tree",
         "cache_bytes_per_token": facts.cache_bytes(1, "f16"),
         "parameters": facts.parameters,
@@ -167,9 +166,8 @@ def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
     backend = engine.backends[0]
     codec, window = backend.codec, backend.context_window
     if isinstance(backend, LlamaCppBackend):
-        for warning in (*read_facts(backend.path).warnings, backend.warning):
-            if warning:
-                yield Finding("warning", backend.name, warning)
+        for warning in backend.tokenizer.warnings:
+            yield Finding("warning", backend.name, warning)
     for name, probe in PROBES.items():
         if change := change_of(codec, probe):
             text = f"its tokenizer loses {name} ({change}), so it cannot score candidates with it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from adafuse_llm.loading.specs import GGUFMember
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaTokenizer, LlamaVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,6 @@ def find_file(spec: GGUFMember) -> GGUFFacts:
         facts = read_facts(path)
     except LoadError as error:
         raise type(error)(f"{label} cannot be loaded: {error}") from error
-    for warning in facts.warnings:
-        logger.warning("%s: %s", spec.label, warning)
     if spec.gpu_layers and not library.llama_supports_gpu_offload():
         logger.warning(
             "%s runs on the CPU, and gpu_layers=%d has no effect: llama.cpp was built without "
@@ -61,8 +60,7 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
     others = {"path", "file", "name", "weight", "revision"}
     options = spec.model_dump(exclude=others, exclude_none=True)
     member = LlamaCppBackend(facts.files[0], str(spec.name), **options)
-    if warning := member.warning:
-        logger.warning("%s: %s", spec.label, warning)
+    _warn(spec, member.tokenizer)
     if not member.end_ids:
         logger.warning(
             "%s: the header names no end token, so answers never end; pass "
@@ -75,27 +73,29 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
 def load_gguf_vocabulary(spec: GGUFMember) -> LlamaVocabulary:
     """Load the tokens of a GGUF model, without its weights. The errors are those of `load_gguf`."""
     from adafuse_llm.backends.llamacpp.library import Settings
-    from adafuse_llm.backends.llamacpp.trial import try_file
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
+    from adafuse_llm.backends.llamacpp.trial import load, try_file
 
     facts = find_file(spec)
-    try_file(facts, spec.label, Settings(vocabulary_only=True))
-    vocabulary = LlamaVocabulary.from_file(facts.files[0])
-    if warning := vocabulary.tokenizer.warning():
-        logger.warning("%s: %s", spec.label, warning)
+    settings = try_file(facts, spec.label, Settings(vocabulary_only=True))
+    _, vocabulary = load(facts, spec.label, settings)
+    _warn(spec, vocabulary.tokenizer)
     return vocabulary
+
+
+def _warn(spec: GGUFMember, tokenizer: LlamaTokenizer) -> None:
+    for warning in tokenizer.warnings:
+        logger.warning("%s: %s", spec.label, warning)
 
 
 def _path(spec: GGUFMember) -> Path:
     path = Path(spec.path)
-    try:
-        is_file, is_folder = path.is_file(), path.is_dir()
-    except OSError:  # such as a name that is too long for the file system
-        is_file = is_folder = False
-    if is_file and spec.file is not None:
-        raise LoadError("path is a file already. Leave out file, or pass the folder as path.")
-    if is_file or is_folder:
-        return path / choose(gguf_names(path), spec.file, "it") if is_folder else path
+    # unlike pathlib's, these functions take names of any length
+    if os.path.isdir(path):  # noqa: PTH112
+        return path / choose(gguf_names(path), spec.file, "it")
+    if os.path.isfile(path):  # noqa: PTH113
+        if spec.file is not None:
+            raise LoadError("path is a file already. Leave out file, or pass the folder as path.")
+        return path
     if spec.path.lower().endswith(".gguf"):
         raise LoadError(
             "the file does not exist. For a file of a hub repository, pass "

@@ -127,7 +127,7 @@ def _load_vocabulary(spec: ServerMember, facts: ServerFacts) -> tuple[Any, froze
     try:
         if source.lower().endswith(".gguf"):
             stored = load_gguf_vocabulary(GGUFMember(source, name=spec.name))
-            return stored, stored.end_ids, None
+            return stored, stored.tokenizer.end_ids, None
         vocabulary = load_vocabulary(source, spec.label, revision=spec.revision)
     except LoadError as error:
         if spec.tokenizer:

@@ -16,7 +16,7 @@ import torch
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.results import Usage
 from benchmarks.speed.measure import Cost, Counts, Line, timed
-from benchmarks.speed.suites import PASSAGE, Chat, Suite
+from benchmarks.speed.suites import PASSAGE, Chat, Suite, gguf_file
 
 SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mixture": {"strategy": "mixture"},
@@ -26,8 +26,11 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """The ensembles' strategies and options."""
 
-KINDS: Final = {"embedded": ("q8_0",), "real": ("q8_0", "q4"), "large": ("q4", "q8_0")}
-"""Types of the weights of GGUF members, by suite."""
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "real": ("q8_0", "q4"),
+    "large": ("q4", "q8_0"),
+}
+"""Types of the weights of GGUF members, by suite. The embedded suite has none."""
 
 Answer = Callable[[Chat, int], Counts]
 """Answers a chat with at most so many tokens."""
@@ -88,7 +91,9 @@ class LlamaCpp:
         from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
 
         self._backend, self._library = backend, load_library()
-        self._model = Model(backend.path, backend.name, Settings(reorder=True, gpu_layers=0))
+        self._model = Model(
+            backend.facts.files[0], backend.name, Settings(reorder=True, gpu_layers=0)
+        )
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = 4096, 1, 1
         self._context = self._library.llama_init_from_model(self._model.pointer, params)
@@ -158,7 +163,7 @@ def gguf(suite: Suite, name: str) -> Iterator[Line]:
     names = suite.groups[0]
     with suite.ensemble(names) as plain, ensembles(plain) as others:
         near = {f"{key} near": answer for key, answer in others.items()}
-        for kind in KINDS[name]:
+        for kind in KINDS.get(name, ()):
             with suite.ensemble(names, kind) as engine, ensembles(engine) as fused:
                 own = {each.name: LlamaCpp(each).answer for each in engine.backends}
                 costs = in_turns({**own, **near, **fused}, suite)
@@ -207,7 +212,7 @@ def larger(suite: Suite, _: str, kind: str = "") -> Iterator[Line]:
 
 def larger_gguf(suite: Suite, name: str) -> Iterator[Line]:
     """Do the same with GGUF members."""
-    for kind in KINDS[name]:
+    for kind in KINDS.get(name, ()):
         yield from larger(suite, name, kind)
 
 
@@ -278,11 +283,13 @@ def slots(suite: Suite, name: str) -> Iterator[Line]:
 
     from tests.real.servers import llama_server
 
+    if name not in KINDS:
+        return
     names, kind = suite.groups[0], KINDS[name][0]
     chats = [_marked(suite.chats[n % len(suite.chats)], n) for n in range(suite.requests)]
     with (
         suite.ensemble(names, kind) as engine,
-        llama_server(suite.file(names[-1], kind), slots=len(chats)) as url,
+        llama_server(gguf_file(names[-1], kind), slots=len(chats)) as url,
         httpx.Client(base_url=url, timeout=None) as client,
         ThreadPoolExecutor(len(chats)) as threads,
     ):

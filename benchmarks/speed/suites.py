@@ -52,7 +52,6 @@ class Suite:
             largest. Comparisons with only one ensemble use the first.
         chats: the chats.
         folder: returns a member's checkpoint for transformers.
-        file: returns a member's GGUF file with weights of a type.
         response: highest number of tokens of a response.
         requests: number of requests at once.
         prompts: repetitions of `PASSAGE` in long prompts.
@@ -61,7 +60,6 @@ class Suite:
     groups: tuple[tuple[str, ...], ...]
     chats: tuple[Chat, ...]
     folder: Callable[[str], Path]
-    file: Callable[[str, str], Path]
     response: int
     requests: int = 16
     prompts: tuple[int, ...] = (33, 133)
@@ -88,7 +86,7 @@ class Suite:
         options: dict[str, Any] = {"prefix_cache_bytes": 0}
         if kind:
             options |= {"threads": 1, "context": 4096}
-            paths = [self.file(name, kind) for name in names]
+            paths = [gguf_file(name, kind) for name in names]
         else:
             paths = [self.folder(name) for name in names]
         specs = [{"path": path, **options} for path in paths]
@@ -104,7 +102,6 @@ def embedded() -> Suite:
         (tuple(folders),),
         tuple(question_messages(case.question, case.passages) for case in cases),
         folders.__getitem__,
-        _embedded_file,
         response=96,
         prompts=(13,),
     )
@@ -116,7 +113,6 @@ def real() -> Suite:
         (("smollm", "qwen"), ("smollm", "gemma", "qwen")),
         tuple([{"role": "user", "content": text}] for text in QUESTIONS),
         lambda name: real_folders(ALL)[name],
-        _real_file,
         response=24,
     )
 
@@ -135,13 +131,7 @@ def large() -> Suite:
     )
 
 
-def _embedded_file(name: str, kind: str) -> Path:
-    from tests.support.gguf_files import embedded_gguf
-
-    return embedded_gguf(name, kind)
-
-
-def _real_file(name: str, kind: str) -> Path:
+def gguf_file(name: str, kind: str) -> Path:
     """Return the downloaded file, which has 4 bits per weight, or one written from it and kept."""
     from tests.support.gguf_files import rewrite_gguf
 

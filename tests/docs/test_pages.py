@@ -49,7 +49,8 @@ def examples(page: Path) -> Document:
 def put_models(page: Path, folder: Path) -> None:
     names = dict.fromkeys(MODEL.findall(page.read_text(encoding="utf-8")))
     for number, name in enumerate(names):
-        path, member = folder / name, member_paths()[number % 3]
+        count = 2 if name.lower().endswith("gguf") else 3  # a GGUF file of the third is refused
+        path, member = folder / name, member_paths()[number % count]
         if path.exists() or name.endswith((".md", ".html", ".jsonl", ".pdf")):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)

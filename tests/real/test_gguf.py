@@ -16,6 +16,7 @@ from adafuse_llm.backends import Query, TokenTree
 from tests.real.reference import CachedMember, check, check_rules, reference_of
 from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
 from tests.real.test_grammar import check_forms, forms
+from tests.support.gguf_vocabularies import read_vocabulary
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf]
 
@@ -46,21 +47,17 @@ def gguf_references(
 def test_ends_are_those_of_the_transformers_checkpoint(
     real_folders: dict[str, Path], real_files: dict[str, Path]
 ) -> None:
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
-
     for name, folder in real_folders.items():
         kinds = (AutoConfig, GenerationConfig, AutoTokenizer)
         expected = {kind.from_pretrained(folder).eos_token_id for kind in kinds}
-        assert LlamaVocabulary.from_file(real_files[name]).end_ids == expected, name
+        assert read_vocabulary(real_files[name]).tokenizer.end_ids == expected, name
 
 
 @pytest.mark.parametrize("name", ["smollm", "qwen"])
 def test_prompts_are_those_of_the_transformers_checkpoint(
     name: str, real_folders: dict[str, Path], real_files: dict[str, Path]
 ) -> None:
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
-
-    text = LlamaVocabulary.from_file(real_files[name])
+    text = read_vocabulary(real_files[name])
     tokenizer = AutoTokenizer.from_pretrained(real_folders[name])
     turns = [
         {"role": role, "content": content}

@@ -45,7 +45,7 @@ def _folder() -> Path:
 
 
 def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
-    """Write the Qwen3, OLMo 2 or StableLM model in `folder` as the GGUF file `path`.
+    """Write the Qwen3 or StableLM model in `folder` as the GGUF file `path`.
 
     Without a tokenizer in `folder` the file gets no vocabulary. Vectors stay f32.
     """
@@ -132,16 +132,12 @@ def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_parallel_residual(config["use_parallel_residual"])
 
 
-def _with_output(tensors: Tensors) -> Tensors:
-    """Llama.cpp does not share these architectures' embeddings with their output layer."""
-    return {"lm_head.weight": tensors["model.embed_tokens.weight"], **tensors}
-
-
 def _with_stacked_norms(tensors: Tensors) -> Tensors:
     """Stack StableLM's norms of single heads into one tensor for each layer."""
     heads: dict[str, dict[int, Array]] = {}
-    kept: Tensors = {}
-    for name, tensor in _with_output(tensors).items():
+    # llama.cpp does not share the embeddings of this architecture with its output layer
+    kept: Tensors = {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    for name, tensor in tensors.items():
         layer, found, head = name.partition(".norms.")
         if found:
             heads.setdefault(f"{layer}.weight", {})[int(head.split(".")[0])] = tensor
@@ -154,7 +150,6 @@ def _with_stacked_norms(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: dict[str, tuple[gguf.MODEL_ARCH, Callable[[Tensors], Tensors]]] = {
     "Qwen3ForCausalLM": (gguf.MODEL_ARCH.QWEN3, dict),
-    "Olmo2ForCausalLM": (gguf.MODEL_ARCH.OLMO2, _with_output),
     "StableLmForCausalLM": (gguf.MODEL_ARCH.STABLELM, _with_stacked_norms),
 }
 """How a class of transformers is written."""

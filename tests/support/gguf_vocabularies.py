@@ -1,4 +1,4 @@
-"""Write Hugging Face tokenizers as GGUF files that hold nothing but a vocabulary."""
+"""Write Hugging Face tokenizers as GGUF files that hold nothing but a vocabulary, and read them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,18 @@ from typing import Any
 import gguf
 from gguf import TokenType
 
+from adafuse_llm.backends.gguf import read_facts
+from adafuse_llm.backends.llamacpp.library import Settings
+from adafuse_llm.backends.llamacpp.trial import load
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
+
 Tokens = list[tuple[str, float]]
 """The spelling and the score of every token, by id."""
+
+
+def read_vocabulary(path: Path) -> LlamaVocabulary:
+    """Load the vocabulary of a GGUF file, without its weights."""
+    return load(read_facts(path), f"member {path.stem!r}", Settings(vocabulary_only=True))[1]
 
 
 def write_vocabulary(
@@ -32,26 +42,21 @@ def add_vocabulary(writer: gguf.GGUFWriter, tokenizer: Any, pre: str, template: 
         pieces[number:] = [(str(token), 0.0)] if number >= len(pieces) else pieces[number:]
     added = tokenizer.added_tokens_decoder
     types = [
-        _type(text, added.get(number), has_bytes=model["type"] != "BPE" or model["byte_fallback"])
+        _type(text, added.get(number), has_bytes=model["byte_fallback"])
         for number, (text, _) in enumerate(pieces)
     ]
-    unknown = tokenizer.unk_token_id
-    if model["type"] == "Unigram":
-        unknown = model["unk_id"]
-    if unknown is not None and model["type"] != "BPE":
-        types[unknown] = TokenType.UNKNOWN
-    kind = _kind(model)
-    writer.add_tokenizer_model(kind)
-    if kind == "gpt2":
-        writer.add_tokenizer_pre(pre)
-        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
-    else:
+    if model["byte_fallback"]:
+        writer.add_tokenizer_model("llama")
         writer.add_token_scores([score for _, score in pieces])
         writer.add_add_space_prefix(_has_prefix(tokenizer))
         writer.add_remove_extra_whitespaces(False)
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
     writer.add_token_list([text for text, _ in pieces])
     writer.add_token_types(types)
-    _add_special_tokens(writer, tokenizer, unknown)
+    _add_special_tokens(writer, tokenizer)
     if isinstance(template, Mapping):
         named = [{"name": name, "template": text} for name, text in template.items()]
         writer.add_chat_template(named)
@@ -84,18 +89,10 @@ def write_pieces(
     return finish(writer, path)
 
 
-def _kind(model: Mapping[str, Any]) -> str:
-    kinds = {"Unigram": "t5", "WordPiece": "bert", "BPE": "gpt2"}
-    is_llama = model["type"] == "BPE" and model["byte_fallback"]
-    return "llama" if is_llama else kinds[model["type"]]
-
-
 def _pieces(model: Mapping[str, Any]) -> Tokens:
-    if model["type"] == "Unigram":
-        return [(text, score) for text, score in model["vocab"]]
     texts = sorted(model["vocab"], key=model["vocab"].__getitem__)
     ranks: dict[str, int] = {}
-    for rank, pair in enumerate(model.get("merges", ())):  # WordPiece has none
+    for rank, pair in enumerate(model["merges"]):
         ranks.setdefault("".join(pair), rank)
     return [(text, -float(ranks.get(text, 10**6))) for text in texts]
 
@@ -113,12 +110,12 @@ def _has_prefix(tokenizer: Any) -> bool:
     return bool(first[:1] == "\u2581")
 
 
-def _add_special_tokens(writer: gguf.GGUFWriter, tokenizer: Any, unknown: int | None) -> None:
+def _add_special_tokens(writer: gguf.GGUFWriter, tokenizer: Any) -> None:
     adders = {
         writer.add_bos_token_id: tokenizer.bos_token_id,
         writer.add_eos_token_id: tokenizer.eos_token_id,
         writer.add_pad_token_id: tokenizer.pad_token_id,
-        writer.add_unk_token_id: unknown,
+        writer.add_unk_token_id: tokenizer.unk_token_id,
     }
     for add, token in adders.items():
         if token is not None:

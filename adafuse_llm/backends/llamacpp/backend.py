@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import psutil
 import torch
@@ -16,7 +15,6 @@ from adafuse_llm.backends.llamacpp.context import PIECE_TOKENS, CacheFullError, 
 from adafuse_llm.backends.llamacpp.library import Settings
 from adafuse_llm.backends.llamacpp.state import LlamaState
 from adafuse_llm.backends.llamacpp.trial import load, try_file
-from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
 from adafuse_llm.backends.logits.state import check_tokens, learn
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
@@ -60,14 +58,16 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         context: as all other arguments, the field of `GGUFMember` of the same name, which checks
             the values. The cache has `SPARE_CELLS` more cells, for tokens that members propose.
 
+    Attributes:
+        facts: what the header of the file says.
+        tokenizer: the tokenizer, with what makes the answers of the model worse (``warnings``).
+
     Raises:
         LoadError: llama.cpp cannot load the file, or would end or block this process; or the memory
             has no room for the cache.
         UnsupportedModelError: the model cannot be a member.
         InvalidOptionError: an option is not valid.
     """
-
-    _vocabulary: LlamaVocabulary
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         end_tokens: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self.path = Path(path)
         label = f"member {name!r} ({path})"
         # load the file, after checks of its header and in a child process
-        facts = read_facts(self.path)
+        self.facts = facts = read_facts(os.fspath(path))
         self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
         settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
-        self._model, vocabulary = load(self.path, label, settings)
+        self._model, vocabulary = load(facts, label, settings)
+        self.tokenizer = vocabulary.tokenizer
         if not self._model.on_gpu:
             self.token_cost = 0.2 if facts.file_type in FLOATS else 1.0
         self._repeatable = repeatable
@@ -101,15 +101,14 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 "leave out repeatable"
             )
         # tokens that end a response
-        known = vocabulary.tokenizer.get_vocab() if end_tokens else {}
+        known = self.tokenizer.get_vocab() if end_tokens else {}
         if others := [token for token in end_tokens if token not in known]:
             raise InvalidOptionError(
                 f"{label}: end_tokens must be spellings of tokens of the file; {others[0]!r} is "
                 "none"
             )
-        ends = vocabulary.end_ids.union(known[token] for token in end_tokens)
+        ends = self.tokenizer.end_ids.union(known[token] for token in end_tokens)
         self._set_up(vocabulary, ends, self._model.vocabulary_size)
-        self.warning = vocabulary.tokenizer.warning()
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         # the cache, and what finished requests may keep in it
         tokens = self._cache_tokens(facts, context, cache_type)
@@ -155,7 +154,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             self._running.clear()
             self._kept.clear()
             self._context.close()
-            self._vocabulary.close()
+            self.tokenizer.close()
             self._model.close()
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[LlamaState] = ()) -> list[bool]:

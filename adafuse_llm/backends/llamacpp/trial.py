@@ -148,15 +148,15 @@ def _identity(path: Path) -> str:
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
-def load(path: Path, label: str, settings: Settings) -> tuple[Model, LlamaVocabulary]:
+def load(facts: GGUFFacts, label: str, settings: Settings) -> tuple[Model, LlamaVocabulary]:
     """Load a file, and check its numbers if it has weights.
 
     Raises:
         LoadError: llama.cpp cannot load the file, or the model computes NaN.
         UnsupportedModelError: the model cannot be a member.
     """
-    model = Model(path, label, settings)
-    vocabulary = LlamaVocabulary(model)
+    model = Model(facts.files[0], label, settings)
+    vocabulary = LlamaVocabulary(model, facts)
     if not settings.vocabulary_only:
         _check(model)
     return model, vocabulary
@@ -202,13 +202,14 @@ def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) 
     """Render a file's chat template, load it, and evaluate a few tokens, within `seconds`."""
     begin()
     try:
+        facts = read_facts(path)
         _say("rendering its chat template")
-        _render(read_facts(path).chat_template or {})
+        _render(facts.chat_template or {})
         _say("loading it")
         has_gpu = load_library().llama_supports_gpu_offload()  # which reserves any address space
         limit_process(seconds, 2**50 if has_gpu else 3 * weights + SPARE_BYTES)
         with suppress(LoadError):  # which the parent process raises, too
-            load(Path(path), path, Settings(**settings))
+            load(facts, path, Settings(**settings))
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)
 

@@ -7,21 +7,20 @@ import functools
 import itertools
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_tokens
-from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
+from adafuse_llm.backends.gguf.header import GGUFFacts
+from adafuse_llm.backends.llamacpp.library import Model, load_library
 from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.grammar.matchers import grammar_tokenizer
 from adafuse_llm.text.codec import cached
 
-SENTENCEPIECE, BPE, UNIGRAM = 1, 2, 4
-"""The kinds of vocabularies that causal models with attention have, as llama.cpp numbers them."""
+SENTENCEPIECE, BPE = 1, 2
+"""The kinds of vocabularies with which llama.cpp can encode every text, by its numbers."""
 
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5
+UNKNOWN, CONTROL, USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 """Attributes of tokens, as llama.cpp numbers them."""
 
 TEMPLATE_KEYS = {
@@ -54,6 +53,7 @@ class LlamaTokenizer:
 
     Args:
         model: the loaded file, which must stay open until `close`.
+        facts: what its header says.
 
     Attributes:
         pieces: the bytes of the tokens, by id.
@@ -64,46 +64,40 @@ class LlamaTokenizer:
             put an end token behind it, which a prompt to be continued must not have.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Others that llama.cpp assumes can be any token.
+        warnings: what makes the answers of the model worse.
 
     Raises:
         UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, facts: GGUFFacts) -> None:
         self._model = model  # it must not be freed before the vocabulary
+        self._entries = facts.entries
         self._library = load_library()
         self._vocabulary: int = self._library.llama_model_get_vocab(model.pointer)
-        self.name_or_path = str(model.path)
-        self.kind = int(self._library.llama_vocab_type(self._vocabulary))
-        if self.kind not in (SENTENCEPIECE, BPE, UNIGRAM):
-            raise UnsupportedModelError(
-                f"{self.name_or_path!r} has no vocabulary with which llama.cpp can encode every "
-                "text. Pass another GGUF file, or the transformers model."
-            )
-        # the tokens
-        self._entries = read_entries(model.path)
-        ids = range(model.vocabulary_size)
+        self._kind = self._library.llama_vocab_type(self._vocabulary)
+        # the tokens, which must be able to write every text
+        ids = range(model.vocabulary_size if self._kind in (SENTENCEPIECE, BPE) else 0)
         self.pieces = list(self._read_pieces(ids))
-        self._attributes = [self._library.llama_vocab_get_attr(self._vocabulary, i) for i in ids]
-        self._check_bytes()
-        self.unk_token_id = next((i for i in ids if self._attributes[i] & UNKNOWN), None)
-        self.added_tokens_decoder = self._read_added_tokens()
+        lacking = {bytes([byte]) for byte in range(256)}.difference(self.pieces, [b" "])
+        if not ids or (self._kind == SENTENCEPIECE and lacking):
+            raise UnsupportedModelError(
+                f"{model.label} cannot be used: llama.cpp cannot encode every text with its "
+                f"tokenizer ({facts.tokenizer!r}), which must be byte-level BPE ('gpt2'), or "
+                "SentencePiece ('llama') with a token for every byte. Pass the transformers model."
+            )
+        attributes = [self._library.llama_vocab_get_attr(self._vocabulary, i) for i in ids]
+        self.unk_token_id = next((i for i in ids if attributes[i] & UNKNOWN), None)
+        self.added_tokens_decoder = _added_tokens(self.pieces, attributes)
         # what chat templates read, and what ends a response
-        self.chat_template = chat_templates(self._entries)
+        self.chat_template = facts.chat_template
         self.special_tokens_map = {
-            name: self._spelling(token)
+            name: _text(self.pieces[token])
             for name, key in TEMPLATE_KEYS.items()
             if (token := self._named(key)) is not None
         }
         ends = {self._named(key) for key in END_KEYS} | {self._reply_end()}
         self.end_ids = frozenset(end for end in ends if end is not None)
-        # the texts that llama.cpp looks for before it splits a text
-        self._added: dict[bool, re.Pattern[str]] = {}
-        for parses in (True, False):
-            added = self.added_tokens_decoder.items()
-            texts = [str(t) for i, t in added if parses or self._attributes[i] & USER_DEFINED]
-            longest = sorted(filter(None, texts), key=len, reverse=True)
-            self._added[parses] = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
         self._closed = False
         self._lock = threading.Lock()
         self._tokenize_short = cached(self._tokenize, CACHED)
@@ -112,6 +106,7 @@ class LlamaTokenizer:
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
         self.prefix_ids = whole[:start]
         self._adds_space = any(self.pieces[token].startswith(b" ") for token in plain[:1])
+        self.warnings = (*facts.warnings, *self._split_markers())
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -120,27 +115,15 @@ class LlamaTokenizer:
         with self._lock:  # waits for a call that runs
             self._closed = True
 
-    def get_vocab(self) -> dict[str, int]:
-        """Return the token ids by spelling, as the file spells tokens."""
-        tokens = list(enumerate(read_tokens(self._model.path)))
-        return {text: token for token, text in reversed(tokens)}
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return the spellings of tokens in the file."""
+        spelling = self._library.llama_vocab_get_text
+        return [_text(spelling(self._vocabulary, token)) for token in ids]
 
-    def warning(self) -> str | None:
-        """Return a warning if llama.cpp splits markers of the chat template, or None."""
-        markers = {each.encode() for each in _MARKER.findall(str(self.chat_template or ""))}
-        split = [
-            repr(self._spelling(token))
-            for token, piece in enumerate(self.pieces)
-            if piece in markers
-            and token not in self._tokenize(f"\n{piece.decode()}", parse_special=True)
-        ]
-        if not split:
-            return None
-        return (
-            f"its header calls {', '.join(split)} of its chat template ordinary text, so llama.cpp "
-            "splits it, and answers get worse. Download another conversion of the model, or "
-            "convert it again"
-        )
+    def get_vocab(self) -> dict[str, int]:
+        """Return the token ids by spelling. Of equal tokens, the first one counts."""
+        spellings = self.convert_ids_to_tokens(range(len(self)))
+        return {text: token for token, text in reversed([*enumerate(spellings)])}
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
@@ -150,19 +133,13 @@ class LlamaTokenizer:
         Raises:
             EngineClosedError: the vocabulary is closed.
         """
-        parts = self._parts(text, parse_special=not split_special_tokens)
         tokens: list[int] = []
         with self._lock:
             if self._closed:
-                raise EngineClosedError(
-                    f"the vocabulary of {self.name_or_path!r} is closed. Load the member again."
-                )
-            for part in parts:
-                if isinstance(part, bytes):
-                    tokens += [self._byte_tokens[byte] for byte in part]
-                else:
-                    tokenize = self._tokenize_short if len(part) <= SHORT else self._tokenize
-                    tokens += tokenize(part, parse_special=not split_special_tokens)
+                raise EngineClosedError(f"{self._model.label} is closed. Load it again.")
+            for part in self._parts(text):
+                tokenize = self._tokenize_short if len(part) <= SHORT else self._tokenize
+                tokens += tokenize(part, parse_special=not split_special_tokens)
         return [*self.prefix_ids, *tokens] if add_special_tokens else tokens
 
     def decode(self, tokens: Sequence[int], **_options: bool) -> str:
@@ -174,7 +151,7 @@ class LlamaTokenizer:
         data = b"".join([self.pieces[token] for token in tokens])
         if self._adds_space:
             data = data.removeprefix(b" ")
-        return data.decode("utf-8", errors="replace")
+        return _text(data)
 
     def apply_chat_template(
         self,
@@ -214,50 +191,9 @@ class LlamaTokenizer:
                 size = read(token, buffer, len(buffer), *options)
             yield buffer.raw[:size]
 
-    def _check_bytes(self) -> None:
-        """Refuse a vocabulary that cannot encode every text.
-
-        llama.cpp would end the process at a character that SentencePiece does not know. Of Unigram,
-        it does not use the tokens of bytes, so `_parts` does, unless a space precedes every text.
-        """
-        if self.kind not in (SENTENCEPIECE, UNIGRAM):
-            return
-        is_byte = [bool(attributes & BYTE) for attributes in self._attributes]
-        self._byte_tokens = {
-            piece[0]: i for i, piece in enumerate(self.pieces) if is_byte[i] and len(piece) == 1
-        }
-        spellings = (self._spelling(i) for i in range(len(self)) if not is_byte[i])
-        known = {" ", *(text for text in spellings if len(text) == 1)}
-        self._unknown = re.compile(f"([^{''.join(map(re.escape, sorted(known)))}]+)")
-        missing = set(range(256)) - self._byte_tokens.keys()
-        if self.kind == SENTENCEPIECE:
-            missing -= {ord(character) for character in known if character.isascii()}
-        has_prefix = self._entries.get("tokenizer.ggml.add_space_prefix") is True
-        if missing or (self.kind == UNIGRAM and has_prefix):
-            raise UnsupportedModelError(
-                f"the vocabulary of {self.name_or_path!r} has no token for some bytes, or a space "
-                "before each text, so llama.cpp cannot encode every text. Pass the transformers "
-                "model."
-            )
-
-    def _read_added_tokens(self) -> dict[int, Any]:
-        from tokenizers import AddedToken
-
-        tokens = {}
-        for token, attributes in enumerate(self._attributes):
-            if attributes & (UNKNOWN | CONTROL | USER_DEFINED):
-                # llama.cpp makes some control tokens, such as <|start|>, ordinary
-                text = self._spelling(token)
-                is_special = not attributes & USER_DEFINED or bool(_CONTROL.fullmatch(text))
-                tokens[token] = AddedToken(text, special=is_special)
-        return tokens
-
     def _named(self, key: str) -> int | None:
         token = self._entries.get(f"tokenizer.ggml.{key}")
         return token if isinstance(token, int) and 0 <= token < len(self) else None
-
-    def _spelling(self, token: int) -> str:
-        return self.pieces[token].decode("utf-8", errors="replace")
 
     def _reply_end(self) -> int | None:
         # the special token that follows a reply in the chat template
@@ -270,25 +206,35 @@ class LlamaTokenizer:
         except Exception:  # a template may raise any exception; the codec reports it
             return None
         after = after.lstrip() if separator else ""
-        special = {str(t): i for i, t in self.added_tokens_decoder.items() if t.special}
+        special = {str(token): i for i, token in self.added_tokens_decoder.items() if token.special}
         following = [text for text in special if text and after.startswith(text)]
         return special[max(following, key=len)] if following else None
 
-    def _parts(self, text: str, *, parse_special: bool) -> list[str | bytes]:
-        """Cut a text outside added tokens. What llama.cpp cannot encode becomes bytes."""
-        is_unigram = self.kind == UNIGRAM
-        if not is_unigram and not (self.kind == BPE and _LONG.search(text)):
+    def _split_markers(self) -> Iterator[str]:
+        markers = {marker.encode() for marker in _MARKER.findall(str(self.chat_template or ""))}
+        split = [
+            repr(_text(piece))
+            for token, piece in enumerate(self.pieces)
+            if piece in markers
+            and token not in self._tokenize(f"\n{piece.decode()}", parse_special=True)
+        ]
+        if split:
+            yield (
+                f"its header calls {', '.join(split)} of its chat template ordinary text, so "
+                "llama.cpp splits it, and answers get worse. Download another conversion of the "
+                "model, or convert it again"
+            )
+
+    def _parts(self, text: str) -> list[str]:
+        if self._kind != BPE or not _LONG.search(text):
             return [text]
-        parts: list[str | bytes] = []
-        for number, part in enumerate(self._added[parse_special].split(text)):
-            if number % 2 == 1:  # an added token
-                parts.append(part)
-            elif is_unigram:
-                pieces = self._unknown.split(part)
-                parts += [piece.encode() if i % 2 else piece for i, piece in enumerate(pieces)]
-            else:
-                ends = [0, *(match.end() for match in _LONG.finditer(part)), len(part)]
-                parts += [part[start:end] for start, end in itertools.pairwise(ends)]
+        # cut long words, but no added tokens
+        added = sorted(filter(None, map(str, self.added_tokens_decoder.values())), key=len)
+        token = re.compile(f"({'|'.join(map(re.escape, reversed(added))) or '(?!)'})")
+        parts = []
+        for number, part in enumerate(token.split(text)):
+            ends = [match.end() for match in _LONG.finditer(part)] if number % 2 == 0 else []
+            parts += [part[i:k] for i, k in itertools.pairwise([0, *ends, len(part)])]
         return parts
 
     def _tokenize(
@@ -310,31 +256,41 @@ class LlamaTokenizer:
 class LlamaVocabulary(Vocabulary):
     """The tokens of a loaded GGUF file, which must stay open until `close`."""
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(LlamaTokenizer(model))
-        self.end_ids: frozenset[int] = self.tokenizer.end_ids
+    tokenizer: LlamaTokenizer
 
-    @classmethod
-    def from_file(cls, path: str | Path) -> LlamaVocabulary:
-        """Load the vocabulary of a GGUF file, without its weights."""
-        label = f"the vocabulary of {str(path)!r}"
-        return cls(Model(Path(path), label, Settings(vocabulary_only=True)))
+    def __init__(self, model: Model, facts: GGUFFacts) -> None:
+        super().__init__(LlamaTokenizer(model, facts))
 
     @functools.cached_property
     def token_texts(self) -> Sequence[str]:
         # as the codec's texts, in a tenth of the time
-        return [piece.decode("utf-8", errors="replace") for piece in self.tokenizer.pieces]
+        return [*map(_text, self.tokenizer.pieces)]
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
-        tokenizer: LlamaTokenizer = self.tokenizer
-
         def encode(text: bytes) -> list[int]:
-            return tokenizer.encode(text.decode(), add_special_tokens=False)
+            return self.tokenizer.encode(text.decode(), add_special_tokens=False)
 
-        special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
-        tokens = [*tokenizer.pieces, *[b""] * (size - len(tokenizer))]
+        special = [i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special]
+        tokens = [*self.tokenizer.pieces, *[b""] * (size - len(self.tokenizer))]
         return grammar_tokenizer(tokens, end_ids, special, encode)
 
     def close(self) -> None:
         """Refuse later calls that need the file. Texts of tokens stay available."""
         self.tokenizer.close()
+
+
+def _added_tokens(pieces: Sequence[bytes], attributes: Sequence[int]) -> dict[int, Any]:
+    from tokenizers import AddedToken
+
+    tokens = {}
+    for token, (piece, attribute) in enumerate(zip(pieces, attributes, strict=True)):
+        if attribute & (UNKNOWN | CONTROL | USER_DEFINED):
+            # llama.cpp makes some control tokens, such as <|start|>, ordinary
+            text = _text(piece)
+            is_special = not attribute & USER_DEFINED or bool(_CONTROL.fullmatch(text))
+            tokens[token] = AddedToken(text, special=is_special)
+    return tokens
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

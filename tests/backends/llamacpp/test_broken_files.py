@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
-from adafuse_llm.backends.gguf.header import read_facts, read_tokens
+from adafuse_llm.backends.gguf import read_facts
 from adafuse_llm.loading.gguf import load_gguf_vocabulary
+from tests.backends.gguf_members import tokenizer
 from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
 pytestmark = [
@@ -28,8 +29,13 @@ def load(path: Path) -> AdaFuseEngine:
     return AdaFuseEngine.from_pretrained([GGUFMember(str(path), name="m")])
 
 
+def spellings() -> list[str]:
+    known = tokenizer("wren")
+    return list(known.convert_ids_to_tokens(range(len(known))))
+
+
 def twice() -> list[str]:
-    tokens = read_tokens(wren())
+    tokens = spellings()
     return [*tokens[:500], tokens[501], *tokens[501:]]
 
 
@@ -82,7 +88,7 @@ def test_a_header_without_the_rules_of_its_tokenizer_is_told(tmp_path: Path, cap
 
 
 def test_a_marker_of_the_template_that_llama_cpp_splits_is_told(tmp_path: Path, caplog) -> None:
-    tokens, old, new = read_tokens(wren()), "<|start|>", "<turn>"
+    tokens, old, new = spellings(), "<|start|>", "<turn>"
     control = ("<|endoftext|>", "<|end|>", "<|pad|>")
     entries: dict[str, Any] = {
         "tokenizer.ggml.tokens": [new if token == old else token for token in tokens],

@@ -66,7 +66,7 @@ def test_a_verdict_is_kept_for_each_machine_settings_and_file(
     with pytest.raises(LoadError):
         member(repeatable=True, cache_type="f32")
     with pytest.raises(LoadError):
-        LlamaCppBackend(embedded_gguf("finch", "q8_0"), "m", context=512, repeatable=True)
+        LlamaCppBackend(embedded_gguf("heron", "q8_0"), "m", context=512, repeatable=True)
     monkeypatch.setattr("platform.node", lambda: "another one")
     with pytest.raises(LoadError):
         member(repeatable=True)

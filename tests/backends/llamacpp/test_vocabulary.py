@@ -14,25 +14,23 @@ from typing import Any
 
 import pytest
 from gguf import TokenType
-from transformers import AutoTokenizer
 
 from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
-from adafuse_llm.embedded import member_paths
-from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
+from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import Tool, check_conversation
+from tests.backends import gguf_members
 from tests.support.gguf_files import rewrite_gguf
-from tests.support.gguf_vocabularies import write_pieces, write_vocabulary
+from tests.support.gguf_vocabularies import read_vocabulary, write_pieces, write_vocabulary
 from tests.support.models import CHATML, tokenizer
 from tests.support.sizes import sized
 from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
 
 pytestmark = pytest.mark.gguf
 
-EMBEDDED = {path.name: path for path in member_paths()}
 PRE_TOKENIZERS = {"llama3": "llama-bpe", "wren": "qwen2"}
-KINDS = ("bytelevel", "sentencepiece", "gemma", "legacy", "llama2", "llama3", *EMBEDDED)
+KINDS = ("bytelevel", "sentencepiece", "gemma", "legacy", "llama2", "llama3", *gguf_members.NAMES)
 PARTS = (
     *("the", "light", "Orrin", "a", "Z", "9", "1234", "don't", "I'LL", "_", "{}", "!", "?!", "..."),
     *(" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u3000", "\u200b", "\x00"),
@@ -49,15 +47,13 @@ def folder() -> Path:
 
 @functools.cache
 def hugging_face(kind: str) -> Any:
-    if kind in EMBEDDED:
-        return AutoTokenizer.from_pretrained(EMBEDDED[kind])
-    return tokenizer(kind)
+    return gguf_members.tokenizer(kind) if kind in gguf_members.NAMES else tokenizer(kind)
 
 
 def llama(known: Any, **options: Any) -> LlamaVocabulary:
     """The vocabulary of a new GGUF file with the tokens of a Hugging Face tokenizer."""
     path = folder() / f"{len(list(folder().iterdir()))}.gguf"
-    return LlamaVocabulary.from_file(write_vocabulary(path, known, **options))
+    return read_vocabulary(write_vocabulary(path, known, **options))
 
 
 @functools.cache
@@ -82,6 +78,7 @@ def test_tokens_are_those_of_the_hugging_face_tokenizer(kind: str) -> None:
     drawn = random_texts(sized(1_000, 3_000))
     texts = [text for text in drawn if not text.startswith(" ") and "\0" not in text]
     known, vocabulary = hugging_face(kind), llama_of(kind).tokenizer
+    assert vocabulary.get_vocab() == known.get_vocab()
     assert [encode(vocabulary, text) for text in texts] == [encode(known, text) for text in texts]
 
 
@@ -138,9 +135,7 @@ def test_a_conversation_begins_with_the_bos_token_that_the_header_asks_for(templ
     bos, end = known.bos_token_id, known.eos_token_id
     path = write_vocabulary(folder() / f"bos-{len(template)}.gguf", known, template=template)
     asking = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
-    text = LlamaVocabulary.from_file(
-        rewrite_gguf(path, path.with_suffix(".bos.gguf"), entries=asking)
-    )
+    text = read_vocabulary(rewrite_gguf(path, path.with_suffix(".bos.gguf"), entries=asking))
     whole = check_conversation(CONVERSATION)
     continued = check_conversation([*CONVERSATION, turn("assistant", "The kee")]).continued()
     for ids in (
@@ -156,8 +151,8 @@ def test_a_file_without_special_tokens_has_none() -> None:
     letters = [*(chr(33 + number) for number in range(40)), "<|im_end|>"]
     types = [TokenType.CONTROL if number in (11, 40) else TokenType.NORMAL for number in range(41)]
     path = write_pieces(folder() / "plain.gguf", "gpt2", letters, types, tokenizer_pre="gpt-2")
-    text = LlamaVocabulary.from_file(path)
-    assert text.end_ids == frozenset()
+    text = read_vocabulary(path)
+    assert text.tokenizer.end_ids == frozenset()
     assert text.tokenizer.special_tokens_map == {}
     assert not text.codec.has_chat_template
 
@@ -169,9 +164,11 @@ def test_ends_are_those_of_the_file_and_of_its_template(reply_ends: str) -> None
     known.add_tokens(ends, special_tokens=True)  # llama.cpp takes all of them for ends
     template = "{% for m in messages %}{{ m.content }}\n" + reply_ends + "{% endfor %}"
     named = {known.eos_token, reply_ends} & set(known.get_vocab())
-    assert llama(known, template=template).end_ids == set(known.convert_tokens_to_ids([*named]))
+    assert llama(known, template=template).tokenizer.end_ids == set(
+        known.convert_tokens_to_ids([*named])
+    )
     for other in ("{{ raise_exception('no') }}", "{{ messages[0].content }}"):
-        assert llama(known, template=other).end_ids == {known.eos_token_id}
+        assert llama(known, template=other).tokenizer.end_ids == {known.eos_token_id}
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "tekken", "default"])
@@ -205,7 +202,8 @@ def test_grammars_allow_the_tokens_that_they_allow_in_transformers(kind: str) ->
     assert text.follows_grammars
     size = len(text.tokenizer) + 3  # models often have logits that no token uses
     tokenizers = [
-        each.grammar_tokenizer(size, text.end_ids) for each in (text, HuggingFaceVocabulary(known))
+        each.grammar_tokenizer(size, text.tokenizer.end_ids)
+        for each in (text, HuggingFaceVocabulary(known))
     ]
     for pattern in (r"[a-z ]+\.", r'\{"a": -?[0-9]+\}', "(\u4e2d|\U0001f600)+ end"):
         grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
@@ -216,7 +214,7 @@ def test_grammars_allow_the_tokens_that_they_allow_in_transformers(kind: str) ->
             allowed = [i for i in range(size) if masks[0][i // 8] >> i % 8 & 1]
             assert allowed
             token = allowed[len(allowed) // 2]
-            if token in text.end_ids:
+            if token in text.tokenizer.end_ids:
                 break
             assert all(matcher.consume_token(token) for matcher in matchers)
 
@@ -263,19 +261,13 @@ def test_a_file_is_freed_as_soon_as_nothing_uses_it() -> None:
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def test_files_that_cannot_be_read_or_encode_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="no vocabulary"):
-        LlamaVocabulary.from_file(
-            write_pieces(tmp_path / "none.gguf", "no_vocab", [], [], vocab_size=3)
-        )
+def test_a_vocabulary_that_cannot_write_every_text_is_refused(tmp_path: Path) -> None:
     pieces = ["<unk>", "<s>", "</s>", *BYTES[:-1], "a"]
     types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 255, TokenType.NORMAL]
-    with pytest.raises(UnsupportedModelError, match="no token for some bytes"):
-        LlamaVocabulary.from_file(write_pieces(tmp_path / "bytes.gguf", "llama", pieces, types))
-    for kind, says in (("unigram", "a space"), ("unknowns", "some bytes"), ("wordpiece", "every")):
-        with pytest.raises(UnsupportedModelError, match=says):
-            llama_of(kind)
-    path = tmp_path / "text.gguf"
-    path.write_text("not a model")
-    with pytest.raises(LoadError, match="invalid magic"):
-        LlamaVocabulary.from_file(path)
+    for path, kind in (
+        (write_pieces(tmp_path / "none.gguf", "no_vocab", [], [], vocab_size=3), "no_vocab"),
+        (write_pieces(tmp_path / "bytes.gguf", "llama", pieces, types), "llama"),
+        (write_pieces(tmp_path / "unigram.gguf", "t5", pieces, types), "t5"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=rf"member '.*' .*\('{kind}'\)"):
+            read_vocabulary(path)
