@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Final
@@ -41,25 +40,15 @@ OUT_OF_TIME: Final = -getattr(signal, "SIGXCPU", 24)
 """Exit code of a child process that has used up its CPU time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a child process ended.
-
-    Attributes:
-        code: its exit code, or the negative number of the signal that ended it.
-        output: what its task wrote on the standard output.
-        cause: the first line of its errors.
-    """
-
-    code: int
-    output: str
-    cause: str
-
-
-def run_limited(task: Callable[..., None], seconds: float, /, **arguments: object) -> Ended:
+def run_limited(
+    task: Callable[..., None], seconds: float, /, **arguments: object
+) -> subprocess.CompletedProcess[str]:
     """Run a function of this package in a child process, up to so many seconds, with JSON data.
 
     The task prepares what it needs, calls `begin`, and sets its limits (`limit_process`).
+
+    Returns:
+        How the process ended, with what the task wrote after `begin`.
 
     Raises:
         OSError: the task does not begin, as in an application that is its own interpreter.
@@ -80,15 +69,15 @@ def run_limited(task: Callable[..., None], seconds: float, /, **arguments: objec
         start_new_session=True,  # Ctrl-C is meant for this process
         check=False,
     )
-    _, ready, output = child.stdout.partition(READY)
-    errors = child.stderr.strip().split("\n")
+    _, ready, child.stdout = child.stdout.partition(READY)
     if not ready:
-        raise OSError(f"exit code {child.returncode}: {errors[-1]}")
-    return Ended(child.returncode, output, errors[0])
+        reason = child.stderr.strip().rpartition("\n")[2]
+        raise OSError(f"exit code {child.returncode}: {reason}")
+    return child
 
 
 def begin() -> None:
-    """Tell the parent process that the task begins. How this process ends is the task's doing."""
+    """Tell the parent process that the task begins, which decides from now on how this one ends."""
     sys.stdout.write(READY)
     sys.stdout.flush()
 

@@ -77,9 +77,9 @@ def try_grammar(lark: str) -> None:
             ) from error
         _warn(str(error))
     else:
-        if child.code:
+        if child.returncode:
             raise GrammarError(
-                f"the process that tried the grammar ended with exit code {child.code}: the "
+                f"the process that tried the grammar ended with exit code {child.returncode}: the "
                 f"grammar takes more than {MAX_CPU_SECONDS} seconds of computing or "
                 f"{MAX_BYTES // 2**20} MiB of memory, or it crashes the library llguidance. "
                 "Simplify it."

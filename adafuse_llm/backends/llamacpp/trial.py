@@ -99,7 +99,7 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
 
 
 def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
-    """Load a file in a child process. Return how it ended the process, or None."""
+    # how a file ends a child process that loads it, if it does
     seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
     try:
         child = run_limited(
@@ -113,14 +113,15 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
     except subprocess.TimeoutExpired:
         return "loading it takes too much time"
     # how it ended
-    code, cause = child.code, child.cause
-    if code in (OUT_OF_TIME, OUT_OF_MEMORY):
-        last = child.output.strip().rpartition("\n")[2]
-        return f"{last} takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
-    if 0 < code < WINDOWS_CRASH:
-        raise OSError(f"exit code {code}: {cause}")
+    code, cause = child.returncode, child.stderr.strip().partition("\n")[0]
     if not code:
         return None
+    if code in (OUT_OF_TIME, OUT_OF_MEMORY):
+        step = child.stdout.strip().rpartition("\n")[2]
+        return f"{step} takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
+    if 0 < code < WINDOWS_CRASH:
+        raise OSError(f"exit code {code}: {cause}")
+    # a crash
     names = {-known.value: f"signal {known.name}" for known in signal.Signals}
     return (
         f"llama.cpp ({' '.join(find_library())}) ended a trial process by "
@@ -129,7 +130,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
 
 
 def _verdict(facts: GGUFFacts, settings: Settings) -> Path:
-    """Return the file that holds whether weights may be reordered, by all on which it depends."""
+    # the file that holds whether weights may be reordered, by all on which it depends
     name, _ = find_library()
     library = distribution(name).read_text("RECORD")  # the files of the package, with their hashes
     known = [library, platform.node(), asdict(settings), *map(_identity, facts.files)]
@@ -142,6 +143,7 @@ def _verdict(facts: GGUFFacts, settings: Settings) -> Path:
 
 
 def _identity(path: Path) -> str:
+    # copies of a small file are the same file
     status = path.stat()
     if status.st_size <= HASHED_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -163,8 +165,7 @@ def load(facts: GGUFFacts, label: str, settings: Settings) -> tuple[Model, Llama
 
 
 def _check(model: Model) -> None:
-    """Compare the logits of a tree of tokens with those of the same tokens in a sequence."""
-    # a tree with two branches, and one of them as a sequence of its own
+    # a tree of tokens with two branches, and one of them as a sequence of its own
     first, second, third, fourth = (n * (model.vocabulary_size - 1) // 3 for n in range(4))
     tree = [
         Entry(first, 0, [0, 1], False),
@@ -181,6 +182,7 @@ def _check(model: Model) -> None:
         raise UnsupportedModelError(f"{model.label} cannot be a member: {error}") from error
     finally:
         context.close()
+    # the same tokens must have almost the same logits
     in_tree, plain = several[:3], np.concatenate([several[3:], one])
     if np.isnan(in_tree).any():
         raise LoadError(
@@ -201,6 +203,7 @@ def _check(model: Model) -> None:
 def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
     """Render a file's chat template, load it, and evaluate a few tokens, within `seconds`."""
     begin()
+    # each step says what it does, in case it ends the process
     try:
         facts = read_facts(path)
         _say("rendering its chat template")
