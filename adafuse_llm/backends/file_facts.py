@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adafuse_llm.backends.gguf.files import is_gguf, stored_folder, stored_gguf
+from adafuse_llm.backends.gguf.files import choose, gguf_names, is_gguf, stored_folder
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 
 WINDOW_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -51,9 +51,11 @@ def _is_size(value: object) -> bool:
 def _gguf_facts(
     source: str, revision: str | None = None, file: str | None = None
 ) -> GGUFFacts | None:
+    path = folder = stored_folder(source, revision)
     try:
-        path = stored_gguf(source, file, revision)
-        return None if path is None else read_facts(path)
+        if folder is not None:
+            path = folder / choose(gguf_names(folder), file)
+        return read_facts(path or Path(source).expanduser())
     except OSError:  # LoadError, too
         return None
 
@@ -63,8 +65,9 @@ def file_window(source: str, revision: str | None = None, file: str | None = Non
 
     None if neither has it. Then transformers may still use a default.
     """
-    if (facts := _gguf_facts(source, revision, file)) is not None:
-        return facts.context_window
+    if is_gguf(source, file, revision):
+        facts = _gguf_facts(source, revision, file)
+        return None if facts is None else facts.context_window
     config = _entries(source, revision, "config.json") or {}
     text = config.get("text_config")  # of a multimodal model
     return context_window(text if isinstance(text, dict) else config)

@@ -18,7 +18,7 @@ from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.encoding import mixed_templates
 from adafuse_llm.errors import short_repr
-from adafuse_llm.loading.checks import MESSAGES
+from adafuse_llm.loading.members import MESSAGES
 from adafuse_llm.report.styles import printable
 from adafuse_llm.text.codec import change_of
 from adafuse_llm.tree.adjustment import changes_of

@@ -1,7 +1,6 @@
 """Load members from names, folders and configuration files.
 
 specs         what a member is loaded from, and how: three kinds of members
-addresses     addresses of members on inference servers
 members       check and load members of all kinds
 huggingface   load transformers models
 gguf          find and load GGUF models

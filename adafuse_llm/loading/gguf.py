@@ -24,11 +24,8 @@ logger = logging.getLogger(__name__)
 def find_file(spec: GGUFMember) -> GGUFFacts:
     """Find the file of a member, and read its header, but no weights.
 
-    The files that the member needs of a hub repository are downloaded, unless the cache has them.
-
     Raises:
         LoadError: no file or more than one fits, or a file cannot be used.
-        UnsupportedModelError: the file does not hold a causal language model.
         MissingDependencyError: llama.cpp is not installed.
     """
     library, label = load_library(), spec.label
@@ -91,7 +88,7 @@ def _path(spec: GGUFMember) -> Path:
     path = Path(spec.path)
     # unlike pathlib's, these functions take names of any length
     if os.path.isdir(path):  # noqa: PTH112
-        return path / choose(gguf_names(path), spec.file, "it")
+        return path / choose(gguf_names(path), spec.file)
     if os.path.isfile(path):  # noqa: PTH113
         if spec.file is not None:
             raise LoadError("path is a file already. Leave out file, or pass the folder as path.")
@@ -107,15 +104,17 @@ def _path(spec: GGUFMember) -> Path:
 def _from_hub(spec: GGUFMember) -> Path:
     from huggingface_hub import HfApi, hf_hub_download
 
+    # the names of all files, or of those in the cache
     if (reason := not_a_hub_id(spec.path)) is not None:
         raise LoadError(reason)
     try:
         names = HfApi().list_repo_files(spec.path, revision=spec.revision)
-    except Exception as error:  # without a connection, the files in the cache are all there is
+    except Exception as error:
         folder = stored_folder(spec.path, spec.revision)
         if folder is None or not (names := gguf_names(folder)):
             raise LoadError(reason_of(error)) from error
-    parts = part_names(choose(names, spec.file, "it"))
+    # download what the member needs, unless the cache has it
+    parts = part_names(choose(names, spec.file))
     try:
         paths = [hf_hub_download(spec.path, part, revision=spec.revision) for part in parts]
     except Exception as error:

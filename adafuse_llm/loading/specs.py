@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import Field, field_validator
 
 from adafuse_llm.backends.gguf.files import is_gguf
 from adafuse_llm.config import MAX_WEIGHT, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
-from adafuse_llm.loading.addresses import Api, read_address
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +32,18 @@ GGUF_ENDING = re.compile(r"(?<=.)(-00001-of-\d{5})?\.gguf$", re.IGNORECASE)
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 
+Api = Literal["vllm", "sglang", "llama-server"]
+
+IN_QUERY = ("tokenizer", "api_key_env")
+"""Settings that the address of a server can have as query parameters."""
+
 
 class _Member(Options):
-    """What all kinds of members share."""
+    """What all kinds of members share.
+
+    Raises:
+        InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
+    """
 
     needs: ClassVar[str] = "path"
 
@@ -89,9 +98,6 @@ class TransformersMember(_Files):
     """A transformers model.
 
     For a setting that is None, the argument of the loading call applies.
-
-    Raises:
-        InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
     """
 
     dtype: Dtype | None = None
@@ -120,11 +126,7 @@ class TransformersMember(_Files):
 
 
 class GGUFMember(_Files):
-    """A GGUF model, which llama.cpp runs.
-
-    Raises:
-        InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
-    """
+    """A GGUF model, which llama.cpp runs."""
 
     file: str | None = Field(default=None, min_length=1, max_length=4096)
     """GGUF file in the folder or hub repository, as a name or a pattern such as `*Q4_K_M.gguf`.
@@ -147,11 +149,7 @@ class GGUFMember(_Files):
 
 
 class ServerMember(_Member):
-    """A model that an inference server runs: vLLM, SGLang or llama-server.
-
-    Raises:
-        InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
-    """
+    """A model that an inference server runs: vLLM, SGLang or llama-server."""
 
     needs: ClassVar[str] = "url"
 
@@ -173,7 +171,7 @@ class ServerMember(_Member):
         def __init__(self, url: Any = None, /, **settings: Any) -> None:
             url = settings.pop("url", None) if url is None else url
             if url is not None:
-                for name, value in read_address(url).items():
+                for name, value in _read_address(url).items():
                     if settings.get(name) not in (None, value):
                         raise InvalidOptionError(
                             f"the address of the server has the {name} {value!r}, and {name} is "
@@ -223,10 +221,7 @@ def as_spec(
 ) -> MemberSpec:
     """Return the description of a folder, GGUF file, hub id, address of a server or settings.
 
-    Args:
-        member: one of these, or a description, which is returned.
-        revision: revision of hub models, for a member that does not set one. Files of this
-            revision in the local cache of the hub decide between transformers and GGUF.
+    Files of the `revision` in the local cache of the hub decide between transformers and GGUF.
 
     Raises:
         InvalidInputError: `member` is none of these, or has neither path nor url.
@@ -257,11 +252,7 @@ def as_spec(
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """Return a unique name for each member, which is its own name if it has one.
-
-    Any other name is the last part of the member's path, without ``.gguf``, and as many parts
-    before it as make it unique. A file in a folder or hub repository is the last part, unless it is
-    a pattern. If a path occurs more than once, a number follows (``gpt2``, ``gpt2#2``).
+    """Return a unique name for each member: its own, or as many last parts of its path as it takes.
 
     Raises:
         InvalidInputError: two explicit names are the same.
@@ -271,7 +262,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
         raise InvalidInputError(
             f"members need different names; {repeated[0]!r} occurs {given[repeated[0]]} times"
         )
-    # the shortest end of a path that no other member has, with a number if there is none
+    # the shortest end of a path that no other member has, or a number (gpt2, gpt2#2)
     ends = [_ends(spec) for spec in specs]
     names: list[str] = []
     for spec, own in zip(specs, ends, strict=True):
@@ -285,10 +276,47 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
 
 
 def _ends(spec: MemberSpec) -> list[str]:
-    # from the last part of the path to the whole path
+    # a file in a folder or hub repository is the last part of the path, unless it is a pattern
     path, file = spec.path, getattr(spec, "file", None)
     if file is not None and not set("*?[") & set(file):
         path = f"{path}/{file}"
     parts = [part for part in Path(path).parts if part not in ("/", ".")] or [path]
     parts[-1] = GGUF_ENDING.sub("", parts[-1])
+    # from the last part to the whole path
     return ["/".join(parts[-number:]) for number in range(1, len(parts) + 1)]
+
+
+def _read_address(text: object) -> dict[str, str]:
+    # such as vllm+http://host:8000/v1/model?tokenizer=folder; no error may show a password
+    scheme, _, rest = text.partition("://") if isinstance(text, str) else ("", "", "")
+    api, plus, protocol = scheme.rpartition("+")
+    try:
+        parts = urlsplit(f"{protocol}://{rest}")
+        is_address = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if "@" in rest.partition("/")[0]:
+        raise InvalidOptionError(
+            "the address of a server must not have a name or password. Put the key into an "
+            "environment variable, and pass its name: api_key_env"
+        )
+    is_plain = rest.isascii() and rest.isprintable() and " " not in rest
+    known = protocol in ("http", "https") and (api in get_args(Api) or not plus)
+    if not (is_address and is_plain and known) or parts.fragment:
+        raise InvalidOptionError(
+            "url must be the address of a server, such as 'http://127.0.0.1:8000' or "
+            f"'vllm+http://127.0.0.1:8000/NAME'; got {short_repr(text)}"
+        )
+    # /v1 separates the server from the model, or is left out behind a host
+    base, separator, model = f"{parts.path.rstrip('/')}/".partition("/v1/")
+    if not separator:
+        base, model = "", parts.path
+    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := settings.keys() - set(IN_QUERY):
+        raise InvalidOptionError(
+            f"the address of a server has no setting {short_repr(min(unknown))}; its settings are: "
+            f"{', '.join(IN_QUERY)}"
+        )
+    settings |= {"url": f"{protocol}://{parts.netloc}{base}/v1"}
+    settings |= {"model": unquote(model.strip("/")), "api": api}
+    return {name: value for name, value in settings.items() if value}

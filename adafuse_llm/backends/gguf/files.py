@@ -29,12 +29,14 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
         return True
+    # a file of any name, such as those of Ollama
     if os.path.isfile(path):  # noqa: PTH113  # unlike pathlib's, it takes a name of any length
-        try:  # the files of Ollama have names without an ending
+        try:
             with path.open("rb") as opened:
                 return opened.read(len(MAGIC)) == MAGIC
         except OSError:
             return True  # reading the header says why
+    # a folder, or a repository in the cache
     folder = stored_folder(source, revision)
     if folder is None:
         return "gguf" in source.lower()
@@ -43,20 +45,6 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     ):
         return False
     return bool(gguf_names(folder))
-
-
-def stored_gguf(source: str, file: str | None = None, revision: str | None = None) -> Path | None:
-    """Return the GGUF file of a member (`is_gguf`) if it is on this machine, otherwise None."""
-    path = Path(source).expanduser()
-    if os.path.isfile(path):  # noqa: PTH113
-        return path if file is None else None
-    folder = stored_folder(source, revision)
-    if folder is None or not is_gguf(source, file, revision):
-        return None
-    try:
-        return folder / choose(gguf_names(folder), file, source)
-    except LoadError:
-        return None
 
 
 def stored_folder(source: str, revision: str | None = None) -> Path | None:
@@ -80,7 +68,7 @@ def gguf_names(folder: Path) -> list[str]:
     )
 
 
-def choose(names: Sequence[str], file: str | None, label: str) -> str:
+def choose(names: Sequence[str], file: str | None) -> str:
     """Choose the only GGUF file, or the one with a name or pattern. Of a model in parts, its first.
 
     Raises:
@@ -101,11 +89,11 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     if not fitting:
         wanted = "" if file is None else f" that fits file={file!r}"
         raise LoadError(
-            f"{label} has no GGUF file{wanted}; it has: {short_list(wholes or names)}. Pass a GGUF "
+            f"it has no GGUF file{wanted}; it has: {short_list(wholes or names)}. Pass a GGUF "
             "file, or a folder or hub id with such files, or leave out file."
         )
     raise LoadError(
-        f"{label} has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "
+        f"it has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "
         f"{short_list(fitting)}. Pass the path of one of them. For a hub repository, pass "
         f"GGUFMember(path=..., file={fitting[0]!r}), or a pattern that fits only one; in a "
         "configuration file, set path and file of the model."
