@@ -97,12 +97,14 @@ def read_facts(path: str | Path) -> GGUFFacts:
     header = _read_header(path)
     files = _part_paths(path, header.integer("split.count") or 1)
     headers = [header, *map(_read_header, files[1:])]
+    # the kind of the model
     architecture = header.text("general.architecture") or "unknown"
     if header.entries.get(f"{architecture}.attention.causal") is False:  # llama.cpp would load it
         raise UnsupportedModelError(
             f"{path} has the architecture {architecture!r}, which is not causal; members must be "
             "causal (decoder-only) language models"
         )
+    # its window and its tokenizer
     window = header.integer(f"{architecture}.context_length") or 0
     tokens = header.entries.get("tokenizer.ggml.tokens")
     tokenizer = header.text("tokenizer.ggml.model") or "no_vocab"
@@ -129,6 +131,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
 
 
 def _chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
+    # templates with a name, such as "tool_use", and one without
     named = {
         key.removeprefix(f"{TEMPLATE}."): text
         for key, text in entries.items()
@@ -151,6 +154,7 @@ def part_names(name: str) -> list[str]:
 def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
     if count <= 1:
         return (path,)
+    # llama.cpp finds the other parts by the name of the first
     names = part_names(path.name)
     if len(names) != count or path.name != names[0]:
         raise LoadError(
@@ -176,6 +180,7 @@ def _cache_elements(header: _Header, architecture: str) -> int:
 
 
 def _file_type(number: int | None) -> str:
+    # named as llama.cpp's own tools name it
     try:
         from gguf.constants import LlamaFileType
 
@@ -235,6 +240,7 @@ class _Reader:
         return int(self.scalars(kind, 1)[0])
 
     def string(self) -> str:
+        # a slice may be shorter than asked for
         length = self.number()
         text = self.data[self.position : self.position + length]
         if len(text) < length:
@@ -298,6 +304,7 @@ def _parse(path: Path, data: mmap.mmap) -> _Header:
             f"it has version {version:#x} of the format; llama.cpp reads versions 2 and 3, with "
             "little-endian numbers"
         )
+    # entries, and then tensors
     tensor_count, entry_count = reader.number(), reader.number()
     entries = {reader.string(): reader.value() for _ in range(entry_count)}
     tensors = [reader.tensor() for _ in range(tensor_count)]

@@ -92,6 +92,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
         self._model, vocabulary = load(facts, label, settings)
         self.tokenizer = vocabulary.tokenizer
+        # further tokens of a pass cost little only while it waits for weights
         if not self._model.on_gpu:
             self.token_cost = 0.2 if facts.file_type in FLOATS else 1.0
         self._repeatable = repeatable
@@ -139,6 +140,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         except CacheFullError:
             if not self._repeatable:
                 raise
+        # cells of removed tokens fill the cache, so all requests read their prompts again
         with self._lock:
             self._start_anew()
         return [False] * len(trees)
@@ -192,9 +194,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _advance(self, queries: Sequence[Query]) -> list[LlamaState]:
         states = []
         for query in queries:
+            # a query after another one of the same request
             state = self._state_of(query.tree)
             if state in self._planned():
                 self._run()
+            # the nodes without logits, and the uncached ones above them
             missing = state.missing(query)
             for start in range(0, len(missing), PART_NODES):
                 if start:  # sequences cannot be copied before their tokens have run
@@ -217,9 +221,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         states, limit = self._planned(), self._context.batch_tokens
         batch, self._batch = self._batch, []
         for start in range(0, len(batch), limit):
+            # the logits of the nodes
             part = batch[start : start + limit]
             logits = self._decode([entry for _, entry, _ in part], states)
             learn(logits, [(state, [node]) for state, _, node in part if node is not None])
+            # what the call has cost
             for state, tokens in Counter(state for state, _, _ in part).items():
                 state.tokens += tokens
                 state.passes += 1
@@ -235,7 +241,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                     raise
 
     def _make_room(self, count: int, state: LlamaState | None = None) -> None:
-        """Make sure that `count` sequences are free."""
+        # those of finished and of other requests first, then planned ones, then its own
         while len(self._context.free) < count:
             if self._shed({*self._planned(), state}):
                 continue
@@ -278,6 +284,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         return [(state.tree.ids, state.ready, state.trunk) for state in self._running]
 
     def _keep(self, state: LlamaState) -> None:
+        # the trunk, as far as its tokens have run and the limit allows
         state.drop_tips()
         ids = self._kept.fitting(state.tree.ids[: state.ready])
         if len(ids):
@@ -287,7 +294,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             state.drop()
 
     def _start_anew(self) -> None:
-        """Empty the cache. Requests evaluate their tokens again."""
+        # requests evaluate their tokens again
         for state in list(self._running):
             self._forget(state.tree)
         self._context.give_back(self._kept.clear())
@@ -297,9 +304,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         free = self.free_bytes()
         if self._model.on_gpu and torch.cuda.is_available():
             free = torch.cuda.mem_get_info()[0]
+        # by default the window, if it takes only a share of the memory
         if context is None:
             fitting = int(MEMORY_SHARE * free / max(1, facts.cache_bytes(1, cache_type)))
             return max(SPARE_CELLS, min(fitting, max(DEFAULT_TOKENS, facts.context_window or 0)))
+        # llama.cpp would end the process if the memory has no room
         size = facts.cache_bytes(context + SPARE_CELLS, cache_type)
         if size > free and not self._model.on_gpu:
             raise LoadError(
@@ -311,6 +320,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
 
 def _cores() -> int:
-    """Return the number of physical cores that this process may use."""
+    # physical ones that this process may use
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or allowed or 1))

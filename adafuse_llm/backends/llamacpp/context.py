@@ -63,11 +63,6 @@ class CacheFullError(MemoryError):
 class Context:
     """The cache of a loaded model.
 
-    With ``repeatable``, a token's numbers depend only on the tokens before it. So every call of
-    llama.cpp has a number of tokens for which it uses the same kernels, and the cells of a sequence
-    stay in the order in which attention must add them up: those of removed tokens are not used
-    again until `clear`.
-
     Attributes:
         cells: number of cells. llama.cpp rounds it up to a multiple of 256.
         free: the sequences that nobody uses.
@@ -80,6 +75,9 @@ class Context:
     """
 
     def __init__(self, model: Model, *, cells: int, threads: int, repeatable: bool = False) -> None:
+        # `repeatable`: a token's numbers depend only on the tokens before it. So every call has a
+        # size for which llama.cpp uses the same kernels, and cells stay in the order in which
+        # attention adds them up: those of removed tokens are not used again until `clear`
         self.fills_gaps = not repeatable
         self.free = list(range(MAX_SEQUENCES - (2 if repeatable else 0)))
         self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
@@ -131,9 +129,10 @@ class Context:
             CacheFullError: the cache has no room for the tokens.
             RuntimeError: llama.cpp failed. The state of all sequences of the batch is unknown.
         """
-        # fill a call that is too short, and lay out the arrays of the batch
+        # fill a call that is too short
         padding = range(self._least - len(entries))
         entries = [*entries, *(Entry(0, position, [self._padding], False) for position in padding)]
+        # lay out the arrays of the batch
         sizes = np.array([len(entry.sequences) for entry in entries], dtype=np.int32)
         sequences = np.array([s for entry in entries for s in entry.sequences], dtype=np.int32)
         starts = (np.cumsum(sizes) - sizes) * sequences.itemsize

@@ -141,30 +141,25 @@ def load() -> SimpleNamespace:
     """
     name, version, file = PACKAGE
     installed = distribution(name)
-    problem = None
     library = SimpleNamespace(llama_batch=Batch, llama_log_callback=LogCallback)
-    if installed.version.partition("+")[0] != version:
-        problem = f"another version of it is installed ({installed.version})"
-    else:
+    problem = f"another version of it is installed ({installed.version})"
+    if installed.version.partition("+")[0] == version:
+        path = str(installed.locate_file(file))
         try:
-            native = _open(str(installed.locate_file(file)))
+            try:
+                native = ctypes.CDLL(path)
+            except OSError:
+                import torch  # noqa: F401  # has the OpenMP library, which some systems lack
+
+                native = ctypes.CDLL(path)
+            # the result and the arguments of each function
             for function_name, (result, *arguments) in FUNCTIONS.items():
                 function = getattr(native, function_name)
                 function.restype, function.argtypes = result, arguments
                 setattr(library, function_name, function)
+            return library
         except (OSError, AttributeError) as error:
             problem = f"its library cannot be used ({error})"
-    if problem is not None:
-        raise MissingDependencyError(
-            f"GGUF members need {name} {version}, and {problem}. Run: pip install {name}=={version}"
-        )
-    return library
-
-
-def _open(path: str) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(path)
-    except OSError:
-        import torch  # noqa: F401  # has the OpenMP library, which some systems lack
-
-        return ctypes.CDLL(path)
+    raise MissingDependencyError(
+        f"GGUF members need {name} {version}, and {problem}. Run: pip install {name}=={version}"
+    )

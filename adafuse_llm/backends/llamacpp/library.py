@@ -58,6 +58,7 @@ def load_library() -> Any:
     Raises:
         MissingDependencyError: llama.cpp is not installed, or cannot be used.
     """
+    # llama-cpp-python has declarations of its own
     is_ours = find_library()[0] == PACKAGE.name
     library: Any = declarations.load() if is_ours else import_module("llama_cpp.llama_cpp")
     _callbacks.append(library.llama_log_callback(_receive))  # called until the process ends
@@ -123,6 +124,7 @@ class Model:
         params.n_gpu_layers = -1 if settings.gpu_layers is None else settings.gpu_layers
         params.use_extra_bufts = settings.reorder
         params.vocab_only = settings.vocabulary_only
+        # llama.cpp tells its reasons in messages
         with collect_errors() as errors:
             pointer = library.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
@@ -139,23 +141,19 @@ class Model:
         self.vocabulary_size = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
-        if not settings.vocabulary_only:
-            self._check_kind()
-
-    def _check_kind(self) -> None:
-        library, model = load_library(), self.pointer
-        if library.llama_model_has_encoder(model):
-            reason = "is an encoder or an encoder-decoder model"
-        elif library.llama_model_is_diffusion(model):
-            reason = "is a diffusion model"
-        elif library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
-            reason = "has recurrent layers, whose state llama.cpp cannot cut back"
-        else:
-            return
-        raise UnsupportedModelError(
-            f"{self.label} {reason}. GGUF members must be causal language models with "
-            "attention in all layers. Use the transformers model instead, if it is causal."
-        )
+        # kinds of models that cannot be members
+        recurrent = "has recurrent layers, whose state llama.cpp cannot cut back"
+        for is_kind, reason in (
+            (library.llama_model_has_encoder, "is an encoder or an encoder-decoder model"),
+            (library.llama_model_is_diffusion, "is a diffusion model"),
+            (library.llama_model_is_recurrent, recurrent),
+            (library.llama_model_is_hybrid, recurrent),
+        ):
+            if not settings.vocabulary_only and is_kind(self.pointer):
+                raise UnsupportedModelError(
+                    f"{label} {reason}. GGUF members must be causal language models with attention "
+                    "in all layers. Use the transformers model instead, if it is causal."
+                )
 
     def close(self) -> None:
         self._free()

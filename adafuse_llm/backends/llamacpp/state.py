@@ -46,17 +46,12 @@ class LlamaState(RequestLogits):
     def plan(
         self, nodes: Sequence[Node], keep: Collection[Node]
     ) -> list[tuple[Entry, Node | None]]:
-        """Return the tokens that must run to evaluate `nodes`, in order, and reserve sequences.
+        """Return the tokens that must run to evaluate `nodes`, with the nodes that are in `keep`.
 
-        There must be as many free sequences as `nodes`, which `uncached` returned, has elements.
-
-        Args:
-            nodes: nodes below the root.
-            keep: the nodes whose logits are needed. The root may be among them.
-
-        Returns:
-            The tokens, with their nodes if these are in `keep`.
+        Each of `nodes`, which `uncached` returned, may take a free sequence. The root, too, can be
+        in `keep`.
         """
+        # the children of every node
         children: dict[Node, list[Node]] = defaultdict(list)
         for node in nodes:
             assert node.parent is not None, "the root is not below itself"
@@ -90,12 +85,14 @@ class LlamaState(RequestLogits):
         self, node: Node, children: dict[Node, list[Node]], through: dict[Node, list[int]]
     ) -> None:
         """Choose the sequences of `node`, whose parent is cached, and of all nodes below it."""
+        # the nodes below it
         order = [node]
         for above in order:
             order += children.get(above, ())
         parent = node.parent
         assert parent is not None
-        source = self.trunk  # has the parent
+        # a sequence with the parent
+        source = self.trunk
         if parent is not self._root:
             source = next(s for tip, s in self.tips.items() if parent in _upwards(tip))
         # every new tip has a sequence, which runs through all nodes above it
@@ -114,13 +111,14 @@ class LlamaState(RequestLogits):
                 step = step.parent
 
     def reroot(self, before: Node, below: set[Node]) -> None:
-        # the trunk takes over the cells up to the new root, and dropped tips give theirs back
+        # the trunk takes over the cells up to the new root
         sources = {node: s for tip, s in self.tips.items() for node in _upwards(tip)}
         for node in reversed(list(self.tree.since(before))):
             if node in sources:
                 self._context.copy(sources[node], self.trunk, self.committed, node.length)
                 self.committed = self.ready = node.length
                 break
+        # dropped tips give their sequences back
         self._context.give_back([self.tips.pop(tip) for tip in [*self.tips] if tip not in below])
 
     def drop_tips(self) -> None:

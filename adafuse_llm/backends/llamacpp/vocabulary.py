@@ -112,6 +112,7 @@ class LlamaTokenizer:
         return len(self.pieces)
 
     def close(self) -> None:
+        """Refuse later calls that need the file."""
         with self._lock:  # waits for a call that runs
             self._closed = True
 
@@ -166,10 +167,12 @@ class LlamaTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         assert not tokenize, "the codec encodes the text"
+        # the template, of several that for tools
         template = self.chat_template
         assert template is not None, "the file has no chat template"
         if not isinstance(template, str):
             template = template["tool_use" if tools and "tool_use" in template else "default"]
+        # templates test whether a turn has a key
         turns = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         rendered, _ = render_jinja_template(
             conversations=[turns],
@@ -186,6 +189,7 @@ class LlamaTokenizer:
         read = functools.partial(self._library.llama_token_to_piece, self._vocabulary)
         for token in ids:
             size = read(token, buffer, len(buffer), *options)
+            # a negative size asks for more room
             if size < 0:
                 buffer = ctypes.create_string_buffer(-size)
                 size = read(token, buffer, len(buffer), *options)
@@ -211,6 +215,7 @@ class LlamaTokenizer:
         return special[max(following, key=len)] if following else None
 
     def _split_markers(self) -> Iterator[str]:
+        # tokens that the template writes, and that a text with them does not become
         markers = {marker.encode() for marker in _MARKER.findall(str(self.chat_template or ""))}
         split = [
             repr(_text(piece))
@@ -240,6 +245,7 @@ class LlamaTokenizer:
     def _tokenize(
         self, text: str, *, parse_special: bool = False, add_special: bool = False
     ) -> tuple[int, ...]:
+        # a negative count asks for more room
         data = text.encode()
         room = len(data) + 1
         while True:
@@ -273,10 +279,6 @@ class LlamaVocabulary(Vocabulary):
         special = [i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special]
         tokens = [*self.tokenizer.pieces, *[b""] * (size - len(self.tokenizer))]
         return grammar_tokenizer(tokens, end_ids, special, encode)
-
-    def close(self) -> None:
-        """Refuse later calls that need the file. Texts of tokens stay available."""
-        self.tokenizer.close()
 
 
 def _added_tokens(pieces: Sequence[bytes], attributes: Sequence[int]) -> dict[int, Any]:

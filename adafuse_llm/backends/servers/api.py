@@ -31,8 +31,8 @@ class Prompt:
         word_end: whether the server also returns `ends`.
         listed: answer: log-probabilities of at least `top` likeliest tokens, by token id.
         logprobs: answer: log-probabilities of at least the given tokens, by token id.
-        ends: answer: as `logprobs`, and the likeliest token, if only tokens with which `WORD_END`
-            can begin are permitted. It is minus infinity for other tokens.
+        ends: answer: as `logprobs`, with the likeliest token, if only tokens are permitted with
+            which `WORD_END` can begin. Others have minus infinity.
     """
 
     ids: tuple[int, ...]
@@ -94,6 +94,7 @@ class ServerApi(ABC):
 
 def chosen_model(server: Connection, name: str | None) -> Any:
     """Return a server's entry of a model, by default of its only one, or raise a `MemberError`."""
+    # by its name or an alias, or the only one
     listed = (server.find("/v1/models") or {}).get("data", ())
     for entry in listed:
         if name == entry["id"] or name in entry.get("aliases", ()):

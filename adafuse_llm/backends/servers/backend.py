@@ -35,25 +35,15 @@ Prompts: TypeAlias = dict[tuple[int, ...], Prompt]
 
 
 class ServerBackend(Backend):
-    """A member that vLLM, SGLang or llama-server runs.
+    """A member that vLLM, SGLang or llama-server runs. It closes its connection `server`.
 
-    Every node is a prompt of its own, which the server continues by one token. The prompts of all
-    queries go to the server at the same time, and its prefix cache makes them cheap.
+    Every node is a prompt, which the server continues by one token. All prompts go to the server at
+    the same time, and its prefix cache makes them cheap. After a loss of the connection, and for
+    every new request, the member checks that the server still runs the same model.
 
-    The member lists the likeliest tokens, and tells the probabilities of given tokens. On vLLM and
-    SGLang it also tells how likely a word ends. It cannot restrict or draw tokens or change its
-    distributions, because it does not know them as a whole.
-
-    If the server stops answering, the member repeats its calls. After that, and for every new
-    request, it checks that the server still runs the same model.
-
-    Args:
-        name: the member's name.
-        vocabulary: the member's tokens, which stay in this process.
-        end_ids: ids of the tokens that end a response.
-        server: the connection. The member closes it.
-        api: the API of the server.
-        facts: facts about the model on the server.
+    It lists the likeliest tokens, and tells the probabilities of given tokens and, on vLLM and
+    SGLang, how likely a word ends. It cannot restrict or draw tokens or change its distributions,
+    because it does not know them as a whole.
 
     Raises:
         MemberError: the server cannot be used.
@@ -82,6 +72,7 @@ class ServerBackend(Backend):
         self.device = f"server {server.url}"
         self._server = server
         self._api = api
+        # a distribution by which the model is recognized
         self._probe_ids = tuple(vocabulary.codec.encode_prompt(PROBE)[: facts.window])
         probe = self._probe()
         self._ask([probe])
@@ -115,8 +106,18 @@ class ServerBackend(Backend):
         if self._losses < self._server.losses:  # another server may have answered
             probes.append(self._probe())
             self._ask(probes[-1:])
-        for probe in probes:
-            self._check_model(probe)
+        # the model still has the distribution that it had when the member was loaded
+        before = self._fingerprint
+        for now in (probe.listed for probe in probes):
+            shared = before.keys() & now.keys()
+            if 2 * len(shared) < len(before) or any(
+                abs(before[token] - now[token]) > PROBE_TOLERANCE for token in shared
+            ):
+                raise MemberUnavailableError(
+                    self.name,
+                    f"server {self._server.url} runs another model under the name "
+                    f"{self.facts.model!r} now. Load the ensemble again",
+                )
         self._losses = self._server.losses
         # a request is known once it has results
         results = [self._result(query, prompts, count) for query, count in asked]
@@ -128,7 +129,8 @@ class ServerBackend(Backend):
         self._server.close()
 
     def _add(self, query: Query, prompts: Prompts) -> int:
-        """Add what a query asks to the prompts, and return how many of them are its own."""
+        """Add what a query asks to the prompts, and return how many of them it needs."""
+        # distributions, with the tokens that end a response or a word
         mine = set()
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)
@@ -138,6 +140,7 @@ class ServerBackend(Backend):
                 prompt.word_end = True
                 prompt.given |= self._word_ends
             mine.add(prompt.ids)
+        # given tokens, after their parents
         for node in query.score:
             prompt = _prompt_of(query.tree, node.parent, prompts)
             prompt.given.add(node.token)
@@ -159,6 +162,7 @@ class ServerBackend(Backend):
             ) from error
 
     def _result(self, query: Query, prompts: Prompts, count: int) -> QueryResult:
+        # the likeliest tokens, the likeliest first
         summaries = []
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)
@@ -171,49 +175,46 @@ class ServerBackend(Backend):
             _prompt_of(query.tree, node.parent, prompts).logprobs[node.token]
             for node in query.score
         ]
+        # what the server reads: the prompt once, and a token for each distribution
         read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
         return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
 
     def _word_end(self, prompt: Prompt) -> float:
-        """Return the log-probability that a word ends.
-
-        A token that can end a word has the probability p, and p / total if only such tokens are
-        permitted. The likeliest of the tokens of which both are known gives the total. Tokens that
-        end a word but are not permitted are added.
-        """
+        # of all tokens, one has the probability p, and of the permitted ones p / total
         known = {**prompt.listed, **prompt.logprobs}
         best = max(prompt.ends.keys() & known.keys(), key=prompt.ends.__getitem__)
+        total = known[best] - prompt.ends[best]
+        # tokens that end a word and that the regular expression does not permit
         apart = [known[t] for t in self._word_ends if prompt.ends[t] == -math.inf]
-        return min(0.0, _total([known[best] - prompt.ends[best], *apart]))
+        return min(0.0, _total([total, *apart]))
 
     def _find_word_ends(self) -> bool | None:
         """Return whether the server tells ends of words, or None after an error that may pass."""
-        # the tokens that end a word and are asked for by their ids
-        texts = self._vocabulary.token_texts or ()
+        # the tokens that end a word, some of which are asked for by their ids
+        texts = self._vocabulary.token_texts
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         permitted = [token for token in sorted(spaces) if texts[token][0].isascii()]
         others = [token for token, text in enumerate(texts) if text and token not in spaces]
-        if not permitted:
-            return False
         self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
-        # whether regular expressions permit what they should, of likely tokens and of others
+        # likely tokens, and some of each kind
         spread = (ids[:: max(1, math.ceil(len(ids) / SAMPLED))] for ids in (permitted, others))
         sample = set(self._fingerprint).union(*spread)
         prompt = self._probe()
         prompt.given, prompt.word_end = sample | self._word_ends, True
+        # whether regular expressions permit what they should
         answer: bool | None = None
+        problem = "its regular expressions do not permit those tokens that they should"
         try:
             self._ask([prompt])
             total = self._word_end(prompt)
-            expected = {
-                token: prompt.logprobs[token] - total if token in spaces else -math.inf
-                for token in sample - self._word_ends
-            }
             answer = all(
-                math.isclose(prompt.ends[token], logprob, abs_tol=PROBE_TOLERANCE)
-                for token, logprob in expected.items()
+                math.isclose(
+                    prompt.ends[token],
+                    prompt.logprobs[token] - total if token in spaces else -math.inf,
+                    abs_tol=PROBE_TOLERANCE,
+                )
+                for token in sample - self._word_ends
             )
-            problem = "its regular expressions do not permit those tokens that they should"
         except MemberUnavailableError:
             raise
         except (MemberError, KeyError, ValueError) as error:
@@ -230,19 +231,6 @@ class ServerBackend(Backend):
 
     def _probe(self) -> Prompt:
         return Prompt(self._probe_ids, min(self.facts.listed_limit, PROBE_TOP))
-
-    def _check_model(self, probe: Prompt) -> None:
-        """Check that a probe has the distribution that it had when the member was loaded."""
-        before, now = self._fingerprint, probe.listed
-        shared = before.keys() & now.keys()
-        if 2 * len(shared) < len(before) or any(
-            abs(before[token] - now[token]) > PROBE_TOLERANCE for token in shared
-        ):
-            raise MemberUnavailableError(
-                self.name,
-                f"server {self._server.url} runs another model under the name "
-                f"{self.facts.model!r} now. Load the ensemble again",
-            )
 
 
 def _prompt_of(tree: TokenTree, node: Node | None, prompts: Prompts) -> Prompt:

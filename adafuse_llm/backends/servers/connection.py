@@ -67,11 +67,8 @@ class Connection:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Hold `turn`, which a member of another engine holds for minutes while it repeats calls.
-
-        Raises:
-            MemberUnavailableError: the connection was closed while it waited.
-        """
+        """Hold `turn`, or raise a `MemberUnavailableError` once the connection is closed."""
+        # a member of another engine can hold it for minutes, while it repeats calls
         while not self.turn.acquire(timeout=FIRST_DELAY):
             if self._closed.is_set():
                 raise MemberUnavailableError(self._member, "it was closed")
@@ -106,6 +103,7 @@ class Connection:
             MemberError: the server refuses the request.
             MemberUnavailableError: the server does not answer, and has not for a while.
         """
+        # a server that loads or restarts does not answer for a while
         until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():
             try:
@@ -144,9 +142,11 @@ class Connection:
             if answer.status_code not in NOT_READY:
                 return answer
             problem = _reason(answer)
+        # a repeated call may succeed
         raise MemberUnavailableError(self._member, f"server {self.url}: {problem}")
 
     def _checked(self, answer: httpx.Response) -> Any:
+        # what the user can mend, and then the server's own reason
         if answer.status_code in (401, 403):
             given = f"It refuses the key in the environment variable {self._key_source!r}"
             needed = "It needs a key. Pass api_key_env, the name of an environment variable with it"
@@ -162,6 +162,7 @@ class Connection:
 
 
 def _reason(answer: httpx.Response) -> str:
+    # servers put their message at different places
     try:
         reason = answer.json()
         if isinstance(reason, dict):

@@ -41,21 +41,18 @@ PATH: Final = "/completion"
 
 
 class LlamaServerApi(ServerApi):
-    """The API of llama-server.
+    """The API of llama-server, which has no parameter for the log-probabilities of given tokens.
 
-    The server has no parameter for the log-probabilities of given tokens. So a second call at the
-    same time adds `BIAS` to their logits and lists the likeliest tokens after this change, from
-    which `unbiased` computes the log-probabilities. Tokens that are too unlikely for this list are
-    read from a list of the whole vocabulary.
-
-    The server draws a token at random, and returns no list if this token ends within a character.
-    So a bias makes it draw a token of whole characters, which a list before sampling does not show.
+    So a second call adds `BIAS` to their logits, and `unbiased` computes from the likeliest tokens
+    after this change what they were before. The server draws a token at random, and returns no list
+    if this token ends within a character. So a bias makes it draw one of whole characters.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         entry = chosen_model(server, model)
         props = server.find("/props") or {}
         length = props.get("default_generation_settings", {}).get("n_ctx")
+        # the token to draw, with which biases are tried
         drawn = self.tokenize(server, entry["id"], DRAWN_TEXT)[-1]
         _check_biases(server, drawn)
         return ServerFacts(
@@ -83,6 +80,7 @@ class LlamaServerApi(ServerApi):
         if asking:
             bodies.append(_biased(asking, biases))
         plain, *biased = server.post_all(PATH, bodies)
+        # the likeliest tokens, and the given ones without their biases
         for prompt, answer in zip(prompts, _ordered(plain), strict=True):
             prompt.listed = _listed(answer)
         for prompt, answer in zip(asking, *map(_ordered, biased), strict=True):
@@ -100,26 +98,15 @@ class LlamaServerApi(ServerApi):
 def unbiased(
     chances: Mapping[int, float], biases: Mapping[int, float], plain: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return log-probabilities of tokens as they would be without biases.
-
-    For logits z and normalizers Z (without biases) and Z' (with the biases b),
-
-        log p(t) = z(t) - Z
-        log q(t) = z(t) + b(t) - Z'
-
-    A token u without a bias whose p and q are known gives Z' - Z = log p(u) - log q(u). So
-
-        log p(t) = log q(t) - b(t) + log p(u) - log q(u)
+    """Return log-probabilities of biased tokens as they would be without biases.
 
     Args:
-        chances: q of the likeliest tokens, the likeliest first. Values up to `LEAST` are not used.
+        chances: probabilities q of the likeliest tokens after biases, the likeliest first.
         biases: b of the biased tokens, in nats.
-        plain: log p of the likeliest tokens.
-
-    Returns:
-        log p of the biased tokens in `chances`. It is empty if there is no token u.
+        plain: log p of the likeliest tokens without biases.
     """
     known = {token: math.log(chance) for token, chance in chances.items() if chance > LEAST}
+    # log p(t) = z(t) - Z and log q(t) = z(t) + b(t) - Z', so a token without a bias gives Z' - Z
     u = next((token for token in known if token not in biases and token in plain), None)
     if u is None:
         return {}
@@ -127,10 +114,7 @@ def unbiased(
 
 
 def _check_biases(server: Connection, drawn: int) -> None:
-    """Check that a bias changes the probabilities after sampling of its own call, and no others.
-
-    Some versions of llama.cpp have such faults.
-    """
+    # some versions of llama.cpp ignore a bias, or apply it to other calls or before sampling, too
     prompt = Prompt((1, 2, 3))
     listing = _listing([prompt], PROBED, drawn)
     plain = _listed(server.post(PATH, listing))
@@ -154,7 +138,6 @@ def _biases(given: Iterable[int], drawn: int) -> dict[int, float]:
 
 
 def _listing(prompts: Sequence[Prompt], top: int, drawn: int) -> dict[str, Any]:
-    """Return a request for the likeliest tokens, from the logits as they are."""
     return {
         "prompt": [list(prompt.ids) for prompt in prompts],
         "n_predict": 1,
@@ -183,6 +166,6 @@ def _listed(answer: Any) -> dict[int, float]:
 
 
 def _after_biases(answer: Any) -> dict[int, float]:
-    """Return probabilities after biases; none if the server drew a part of a character."""
+    # there is no list if the server drew a part of a character
     (first,) = answer.get("completion_probabilities") or [{"top_probs": ()}]
     return {token["id"]: token["prob"] for token in first["top_probs"]}

@@ -18,12 +18,7 @@ from adafuse_llm.backends.servers.connection import Connection
 
 
 class SglangApi(ServerApi):
-    """The API of SGLang. One call holds all prompts, each with its given tokens.
-
-    Only log-probabilities after the last token of a prompt are asked for, so that the server can
-    use its prefix cache. For ends of words, a prompt occurs again with a regular expression, whose
-    mask SGLang applies before it computes log-probabilities.
-    """
+    """The API of SGLang. One call holds all prompts, each with its given tokens."""
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         entry = chosen_model(server, model)
@@ -39,6 +34,7 @@ class SglangApi(ServerApi):
         )
 
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
+        # the mask of a regular expression precedes log-probabilities, so it tells ends of words
         limited = [prompt for prompt in prompts if prompt.word_end]
         asked = [*prompts, *limited]
         plain: dict[str, Any] = {"max_new_tokens": 1, "temperature": 0}
@@ -47,12 +43,14 @@ class SglangApi(ServerApi):
             "input_ids": [list(prompt.ids) for prompt in asked],
             "sampling_params": [plain] * len(prompts) + [ending] * len(limited),
             "return_logprob": True,
+            # only after the last token, because the prefix cache has no log-probabilities
             "logprob_start_len": [len(prompt.ids) - 1 for prompt in asked],
             "top_logprobs_num": [prompt.top for prompt in prompts] + [0] * len(limited),
             "token_ids_logprob": [sorted(prompt.given) for prompt in asked],
             "return_text_in_logprobs": False,
         }
         answers = [answer["meta_info"] for answer in server.post("/generate", body)]
+        # the answers to the prompts, and then those to the limited ones
         for prompt, answer in zip(prompts, answers, strict=False):
             if prompt.top:
                 prompt.listed = _logprobs(answer["output_top_logprobs"][0])
@@ -66,5 +64,5 @@ class SglangApi(ServerApi):
 
 
 def _logprobs(entries: Any) -> dict[int, float]:
-    """Return log-probabilities by token id. An entry is a log-probability, an id and a text."""
+    # an entry is a log-probability, an id and a text
     return {int(token): finite(logprob) for logprob, token, *_ in entries}

@@ -31,19 +31,17 @@ PATH: Final = "/v1/completions"
 
 
 class VllmApi(ServerApi):
-    """The API of vLLM.
+    """The API of vLLM, whose members on one server take turns (`Connection.turn`).
 
-    The likeliest tokens and the log-probabilities of given tokens take one call each. They run one
-    after the other, and the members of a process on the same server take turns
-    (`Connection.turn`), because vLLM 0.32 returns wrong likeliest tokens for a batch that also has
-    requests with `logprob_token_ids`. Ends of words take a third call at the same time as the
-    second, with a regular expression, whose mask vLLM applies before all log-probabilities.
+    vLLM 0.32 returns wrong likeliest tokens for a batch that also has requests for given tokens
+    (`logprob_token_ids`), so these two calls run one after the other.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         entry = chosen_model(server, model)
         length = entry.get("max_model_len")
         version = (server.find("/version") or {}).get("version", "of unknown version")
+        # whether the server knows given tokens, and how many it lists
         with server.turn:
             body = _giving(entry["id"], [Prompt((0,))], [0, 1, 2])
             (given,) = _distributions(server.post(PATH, body))
@@ -62,6 +60,7 @@ class VllmApi(ServerApi):
         )
 
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
+        # the likeliest tokens
         if listing := [prompt for prompt in prompts if prompt.top]:
             top = max(prompt.top for prompt in listing)
             answer = server.post(PATH, {**_body(facts.model, listing), "logprobs": top})
@@ -69,13 +68,15 @@ class VllmApi(ServerApi):
                 if -math.inf in listed.values() or len(listed) < prompt.top:
                     raise server.error(MIXED)
                 prompt.listed = listed
-        # the given tokens, and the ends of words
+        # the given tokens, and at the same time the ends of words: the mask of a regular expression
+        # precedes log-probabilities
         calls: list[tuple[list[Prompt], dict[str, Any]]] = []
         for group, tokens in _groups(prompts):
             calls.append((group, _giving(facts.model, group, tokens)))
             if limited := [prompt for prompt in group if prompt.word_end]:
                 regex = {"structured_outputs": {"regex": WORD_END}}
                 calls.append((limited, _giving(facts.model, limited, tokens) | regex))
+        # the answers to both kinds of calls
         answers = server.post_all(PATH, [body for _, body in calls])
         for (group, body), answer in zip(calls, answers, strict=True):
             for prompt, logprobs in zip(group, _distributions(answer), strict=True):
@@ -83,7 +84,7 @@ class VllmApi(ServerApi):
 
 
 def _listed_limit(server: Connection, model: str) -> int:
-    """Return how many likeliest tokens the server lists, `WANTED_TOP` at most."""
+    # an error tells the limit of the server
     try:
         server.post(PATH, {**_body(model, [Prompt((0,))]), "logprobs": WANTED_TOP})
     except MemberError as error:
@@ -95,10 +96,7 @@ def _listed_limit(server: Connection, model: str) -> int:
 
 
 def _groups(prompts: Sequence[Prompt]) -> Iterator[tuple[list[Prompt], list[int]]]:
-    """Divide prompts into groups with at most `GIVEN_LIMIT` different given tokens.
-
-    A prompt with more given tokens occurs in several groups.
-    """
+    # a call can have `GIVEN_LIMIT` different given tokens, so a prompt can be in several groups
     group: list[Prompt] = []
     tokens: set[int] = set()
     for prompt in prompts:
@@ -131,6 +129,7 @@ def _body(model: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def _distributions(answer: Any) -> Iterator[dict[int, float]]:
+    # the server names tokens by their ids, and may answer in any order
     for choice in sorted(answer["choices"], key=lambda choice: choice["index"]):
         (listed,) = choice["logprobs"]["top_logprobs"]
         yield {int(key.removeprefix("token_id:")): finite(value) for key, value in listed.items()}

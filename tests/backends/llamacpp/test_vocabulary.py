@@ -235,13 +235,13 @@ def test_closing_waits_for_calls_that_run_and_refuses_later_ones(
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(text.tokenizer.encode, "The light")
         assert entered.wait(10)
-        closing = pool.submit(text.close)
+        closing = pool.submit(text.tokenizer.close)
         time.sleep(0.1)
         assert not closing.done()
         leave.set()
         assert text.tokenizer.decode(running.result(10)) == "The light"
         closing.result(10)
-    text.close()
+    text.tokenizer.close()
     with pytest.raises(EngineClosedError, match="is closed"):
         text.codec.encode_prompt("The light")
 
