@@ -95,27 +95,27 @@ def read_facts(path: str | Path) -> GGUFFacts:
     # the file, and the other parts of a split model
     path = Path(path)
     header = _read_header(path)
-    files = _part_paths(path, header.integer("split.count") or 1)
+    files = _part_paths(path, header.get("split.count", int) or 1)
     headers = [header, *map(_read_header, files[1:])]
     # the kind of the model
-    architecture = header.text("general.architecture") or "unknown"
+    architecture = header.get("general.architecture", str) or "unknown"
     if header.entries.get(f"{architecture}.attention.causal") is False:  # llama.cpp would load it
         raise UnsupportedModelError(
             f"{path} has the architecture {architecture!r}, which is not causal; members must be "
             "causal (decoder-only) language models"
         )
     # its window and its tokenizer
-    window = header.integer(f"{architecture}.context_length") or 0
-    tokens = header.entries.get("tokenizer.ggml.tokens")
-    tokenizer = header.text("tokenizer.ggml.model") or "no_vocab"
+    window = header.get(f"{architecture}.context_length", int) or 0
+    tokens = header.get("tokenizer.ggml.tokens", _Skipped)
+    tokenizer = header.get("tokenizer.ggml.model", str) or "no_vocab"
     lacking = NEEDED.keys() - header.entries.keys() if tokenizer == "gpt2" else ()
     return GGUFFacts(
         files=files,
         architecture=architecture,
         context_window=window if 0 < window < 2**31 else None,
-        vocabulary=tokens.count if isinstance(tokens, _Skipped) else 0,
+        vocabulary=0 if tokens is None else tokens.count,
         tokenizer=tokenizer,
-        pre_tokenizer=header.text(PRE_TOKENIZER),
+        pre_tokenizer=header.get(PRE_TOKENIZER, str),
         warnings=tuple(
             f"its header lacks {key}, so {NEEDED[key]}, and answers get worse. Download a newer "
             "conversion of the model, or convert it again"
@@ -124,7 +124,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
         chat_template=_chat_templates(header.entries),
         cache_elements=_cache_elements(header, architecture),
         parameters=sum(part.parameters for part in headers),
-        file_type=_file_type(header.integer("general.file_type")),
+        file_type=_file_type(header.get("general.file_type", int)),
         weight_bytes=sum(part.weight_bytes for part in headers),
         entries=header.entries,
     )
@@ -167,15 +167,15 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
 def _cache_elements(header: _Header, architecture: str) -> int:
     # heads with keys and values in all layers, times the sizes of both
     attention = f"{architecture}.attention"
-    layers = header.integer(f"{architecture}.block_count") or 0
+    layers = header.get(f"{architecture}.block_count", int) or 0
     heads, pairs = (
-        header.integers(f"{attention}.{key}") for key in ("head_count", "head_count_kv")
+        header.get(f"{attention}.{key}", int | tuple) for key in ("head_count", "head_count_kv")
     )
     pairs = heads if pairs is None else pairs
     total = sum(pairs) if isinstance(pairs, tuple) else layers * (pairs or 0)
     most = max(heads, default=0) if isinstance(heads, tuple) else heads
-    size = (header.integer(f"{architecture}.embedding_length") or 0) // (most or 1)
-    sizes = (header.integer(f"{attention}.{key}_length") for key in ("key", "value"))
+    size = (header.get(f"{architecture}.embedding_length", int) or 0) // (most or 1)
+    sizes = (header.get(f"{attention}.{key}_length", int) for key in ("key", "value"))
     return int(total * sum(size if known is None else known for known in sizes))
 
 
@@ -206,19 +206,10 @@ class _Header:
     parameters: int
     weight_bytes: int
 
-    def text(self, key: str) -> str | None:
+    def get(self, key: str, kind: Any) -> Any:
+        # an entry of another type is none
         value = self.entries.get(key)
-        return value if isinstance(value, str) else None
-
-    def integer(self, key: str) -> int | None:
-        value = self.entries.get(key)
-        return value if isinstance(value, int) else None
-
-    def integers(self, key: str) -> int | tuple[int, ...] | None:
-        """Return an entry that has one value, or a value for each layer."""
-        value = self.entries.get(key)
-        is_list = isinstance(value, tuple) and all(isinstance(part, int) for part in value)
-        return value if is_list else self.integer(key)
+        return value if isinstance(value, kind) else None
 
 
 class _Reader:
