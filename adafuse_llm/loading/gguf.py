@@ -46,12 +46,7 @@ def find_file(spec: GGUFMember) -> GGUFFacts:
 
 
 def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
-    """Load a GGUF model as a member.
-
-    Raises:
-        LoadError: llama.cpp cannot load the file.
-        UnsupportedModelError: the model cannot be a member of an ensemble.
-    """
+    """Load a GGUF model as a member. The errors are those of `load_members`."""
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
 
     others = {"path", "file", "name", "weight", "revision"}
@@ -68,7 +63,7 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
 
 
 def load_gguf_vocabulary(spec: GGUFMember) -> LlamaVocabulary:
-    """Load the tokens of a GGUF model, without its weights. The errors are those of `load_gguf`."""
+    """Load the tokens of a GGUF model, without its weights."""
     from adafuse_llm.backends.llamacpp.library import Settings
     from adafuse_llm.backends.llamacpp.trial import load, try_file
 

@@ -31,13 +31,7 @@ _loading = threading.Lock()
 
 
 def check_huggingface(spec: TransformersMember) -> None:
-    """Run the checks that need the model's configuration and not the weights.
-
-    Raises:
-        LoadError: the member cannot be loaded.
-        UnsupportedModelError: the model cannot be a member of an ensemble.
-        InvalidOptionError: the dtype is not valid.
-    """
+    """Run the checks that need no weights. The errors are those of `load_members`."""
     import torch
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -123,11 +117,7 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
 def load_vocabulary(
     source: str, label: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> HuggingFaceVocabulary:
-    """Load a tokenizer from a folder or hub id. Errors name the member as `label`.
-
-    Raises:
-        LoadError: there is no usable tokenizer.
-    """
+    """Load a tokenizer from a folder or hub id. An error names the member as `label`."""
     from transformers import AutoTokenizer
 
     from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
@@ -150,12 +140,7 @@ def load_vocabulary(
 
 
 def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
-    """Load a transformers model as a member.
-
-    Raises:
-        LoadError: the member cannot be loaded.
-        UnsupportedModelError: the model cannot be a member of an ensemble.
-    """
+    """Load a transformers model as a member. The errors are those of `load_members`."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

@@ -43,10 +43,15 @@ def load_members(
     """Load members: check all options and files, then ask servers, and then load weights.
 
     `dtype`, `device_map`, `trust_remote_code` and `revision` are for members that have such a
-    setting and do not set it. The errors are those of `AdaFuseEngine.from_pretrained`.
+    setting and do not set it.
 
     Returns:
         The members in order; and their weights by name, or None if all weights are 1.
+
+    Raises:
+        LoadError: a member cannot be loaded, or cannot be part of an ensemble.
+        InvalidInputError: a setting is not valid.
+        MissingDependencyError: a package is not installed.
     """
     # each setting that a member lacks, and its default
     given = as_specs(members, revision)

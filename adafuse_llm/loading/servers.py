@@ -47,14 +47,7 @@ INSTEAD = "Load the files of its models as members instead"
 
 
 def load_server(spec: ServerMember) -> ServerBackend:
-    """Connect to a server, and return its model as a member.
-
-    Raises:
-        LoadError: the server cannot be used, or the tokenizer cannot be loaded. The message does
-            not show the key.
-        UnsupportedModelError: the tokenizer is not that of the model.
-        MissingDependencyError: httpx is not installed.
-    """
+    """Connect to a server, and return its model as a member. No error shows the key."""
     try:
         from adafuse_llm.backends.servers.backend import ServerBackend
         from adafuse_llm.backends.servers.connection import Connection

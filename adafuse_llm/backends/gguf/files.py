@@ -69,15 +69,11 @@ def gguf_names(folder: Path) -> list[str]:
 
 
 def choose(names: Sequence[str], file: str | None) -> str:
-    """Choose the only GGUF file, or the one with a name or pattern. Of a model in parts, its first.
-
-    Raises:
-        LoadError: no file, or more than one, fits.
-    """
+    """Choose the only file, or the one with a name or pattern, or raise a `LoadError`."""
     names = [name for name in names if name.lower().endswith(SUFFIX)]
     if file in names:
         return str(file)
-    # models and first parts of models, by their names
+    # models, and of those in parts the first one, by their names
     no_models = [n for n in names if "mmproj" in n.lower() or n.lower().endswith("imatrix.gguf")]
     wholes = [n for n in names if n not in no_models and n == part_names(n)[0]]
     pattern = "*" if file is None else file

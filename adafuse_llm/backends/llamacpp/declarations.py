@@ -131,10 +131,7 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def load() -> SimpleNamespace:
-    """Load the library of `PACKAGE`, which must be installed.
-
-    Returns:
-        The functions of `FUNCTIONS`, and the classes ``llama_batch`` and ``llama_log_callback``.
+    """Load the library of `PACKAGE`, which must be installed, and return `FUNCTIONS` and classes.
 
     Raises:
         MissingDependencyError: the package has another version, or the library cannot be used.

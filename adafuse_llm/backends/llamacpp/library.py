@@ -38,11 +38,7 @@ _callbacks: list[Any] = []
 
 
 def find_library() -> tuple[str, str]:
-    """Return the name and version of the package with llama.cpp.
-
-    Raises:
-        MissingDependencyError: no such package is installed.
-    """
+    """Return the name and version of the package with llama.cpp, or raise an error."""
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             return name, version(name)

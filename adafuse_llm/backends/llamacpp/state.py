@@ -1,9 +1,8 @@
 """The state of a request at a GGUF member: which sequences of the cache hold its tree.
 
 A request has one sequence for its committed tokens (the trunk), and one for every tip, which is a
-cached node without cached children. A node belongs to the sequences of all tips below it, which
-share its cell. Cached nodes can be dropped at any time, because `LlamaState.plan` evaluates them
-again if a new node needs them.
+cached node without cached children. All tips below a node share its cell. Nodes can be dropped at
+any time, because `LlamaState.plan` evaluates them again for a new node.
 """
 
 from __future__ import annotations

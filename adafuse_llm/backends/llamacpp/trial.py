@@ -151,12 +151,7 @@ def _identity(path: Path) -> str:
 
 
 def load(facts: GGUFFacts, label: str, settings: Settings) -> tuple[Model, LlamaVocabulary]:
-    """Load a file, and check its numbers if it has weights.
-
-    Raises:
-        LoadError: llama.cpp cannot load the file, or the model computes NaN.
-        UnsupportedModelError: the model cannot be a member.
-    """
+    """Load a file, and check its numbers if it has weights; a `LoadError` says why it cannot be."""
     model = Model(facts.files[0], label, settings)
     vocabulary = LlamaVocabulary(model, facts)
     if not settings.vocabulary_only:

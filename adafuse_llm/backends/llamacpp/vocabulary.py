@@ -129,11 +129,7 @@ class LlamaTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> list[int]:
-        """Return the tokens of a text, as a Hugging Face tokenizer.
-
-        Raises:
-            EngineClosedError: the vocabulary is closed.
-        """
+        """Return the tokens of a text, as a Hugging Face tokenizer."""
         tokens: list[int] = []
         with self._lock:
             if self._closed:
@@ -144,11 +140,7 @@ class LlamaTokenizer:
         return [*self.prefix_ids, *tokens] if add_special_tokens else tokens
 
     def decode(self, tokens: Sequence[int], **_options: bool) -> str:
-        """Return the text of tokens, including control tokens.
-
-        U+FFFD stands for an incomplete character. A space that the vocabulary adds to the start of
-        every text is removed. The options of Hugging Face tokenizers must be False.
-        """
+        """Return the text of tokens with control tokens; options of tokenizers must be False."""
         data = b"".join([self.pieces[token] for token in tokens])
         if self._adds_space:
             data = data.removeprefix(b" ")

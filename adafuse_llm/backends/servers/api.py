@@ -75,11 +75,7 @@ class ServerApi(ABC):
 
     @abstractmethod
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
-        """Return facts about a model, by default about the only one of the server.
-
-        Raises:
-            MemberError: the server does not have the model, or cannot be used.
-        """
+        """Return facts about a model, by default the only one, or raise a `MemberError`."""
 
     @abstractmethod
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:

@@ -44,9 +44,6 @@ class ServerBackend(Backend):
     It lists the likeliest tokens, and tells the probabilities of given tokens and, on vLLM and
     SGLang, how likely a word ends. It cannot restrict or draw tokens or change its distributions,
     because it does not know them as a whole.
-
-    Raises:
-        MemberError: the server cannot be used.
     """
 
     is_remote = True
@@ -180,7 +177,7 @@ class ServerBackend(Backend):
         return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
 
     def _word_end(self, prompt: Prompt) -> float:
-        # of all tokens, one has the probability p, and of the permitted ones p / total
+        # a token with the probability p has p / total if only permitted tokens may follow
         known = {**prompt.listed, **prompt.logprobs}
         best = max(prompt.ends.keys() & known.keys(), key=prompt.ends.__getitem__)
         total = known[best] - prompt.ends[best]
@@ -195,7 +192,7 @@ class ServerBackend(Backend):
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         permitted = [token for token in sorted(spaces) if texts[token][0].isascii()]
         others = [token for token, text in enumerate(texts) if text and token not in spaces]
-        self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
+        self._word_ends = self.end_ids | spaces.difference(permitted) | {*permitted[:1]}
         # likely tokens, and some of each kind
         spread = (ids[:: max(1, math.ceil(len(ids) / SAMPLED))] for ids in (permitted, others))
         sample = set(self._fingerprint).union(*spread)

@@ -40,8 +40,8 @@ _TURNS: dict[str, threading.Lock] = {}
 class Connection:
     """The connections to one server, whose address has no ``/v1``. Any thread can use them.
 
-    All calls are idempotent: a call that failed is repeated until the server answers again. Errors
-    have the names of the member and of the environment variable with the key.
+    All calls are idempotent: a call that failed is repeated until the server answers again. A
+    refusal is a `MemberError`, a lasting silence a `MemberUnavailableError`.
 
     Attributes:
         losses: number of times that the server has stopped answering.
@@ -86,23 +86,12 @@ class Connection:
         return MemberError(self._member, f"server {self.url}: {reason}")
 
     def find(self, path: str, body: Any = None) -> Any:
-        """Return the answer to a GET request, or with a body to a POST request, sent once.
-
-        It is None if the server does not know the path.
-
-        Raises:
-            MemberError: the server cannot be used.
-        """
+        """Return the answer to a GET or, with a body, a POST request; None for an unknown path."""
         answer = self._send("GET" if body is None else "POST", path, body)
         return None if answer.status_code in (404, 405, 501) else self._checked(answer)
 
     def post(self, path: str, body: Any) -> Any:
-        """Return the answer to a POST request; repeat the call while the server does not answer.
-
-        Raises:
-            MemberError: the server refuses the request.
-            MemberUnavailableError: the server does not answer, and has not for a while.
-        """
+        """Return the answer to a POST request; repeat the call while the server does not answer."""
         # a server that loads or restarts does not answer for a while
         until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():
