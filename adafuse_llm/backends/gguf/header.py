@@ -180,7 +180,6 @@ def _cache_elements(header: _Header, architecture: str) -> int:
 
 
 def _file_type(number: int | None) -> str:
-    # named as llama.cpp's own tools name it
     try:
         from gguf.constants import LlamaFileType
 
@@ -207,7 +206,7 @@ class _Header:
     weight_bytes: int
 
     def get(self, key: str, kind: Any) -> Any:
-        # an entry of another type is none
+        # an entry of another type is as good as none
         value = self.entries.get(key)
         return value if isinstance(value, kind) else None
 

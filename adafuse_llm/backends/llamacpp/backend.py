@@ -194,7 +194,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _advance(self, queries: Sequence[Query]) -> list[LlamaState]:
         states = []
         for query in queries:
-            # a query after another one of the same request
+            # two queries of one request run one after the other
             state = self._state_of(query.tree)
             if state in self._planned():
                 self._run()
@@ -241,7 +241,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                     raise
 
     def _make_room(self, count: int, state: LlamaState | None = None) -> None:
-        # those of finished and of other requests first, then planned ones, then its own
+        # from finished and other requests, then by running what is planned, then from its own nodes
         while len(self._context.free) < count:
             if self._shed({*self._planned(), state}):
                 continue
@@ -308,7 +308,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         if context is None:
             fitting = int(MEMORY_SHARE * free / max(1, facts.cache_bytes(1, cache_type)))
             return max(SPARE_CELLS, min(fitting, max(DEFAULT_TOKENS, facts.context_window or 0)))
-        # llama.cpp would end the process if the memory has no room
+        # what the user asks for must fit into the memory
         size = facts.cache_bytes(context + SPARE_CELLS, cache_type)
         if size > free and not self._model.on_gpu:
             raise LoadError(

@@ -99,7 +99,7 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
 
 
 def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
-    # how a file ends a child process that loads it, if it does
+    # how the file ends a child process that loads it; None if it does not
     seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
     try:
         child = run_limited(

@@ -164,7 +164,7 @@ class LlamaTokenizer:
         assert template is not None, "the file has no chat template"
         if not isinstance(template, str):
             template = template["tool_use" if tools and "tool_use" in template else "default"]
-        # templates test whether a turn has a key
+        # for a template, a key whose value is None would be there
         turns = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         rendered, _ = render_jinja_template(
             conversations=[turns],
