@@ -11,7 +11,7 @@ from langchain_core import decisions as lc
 from langchain_core.messages import BaseMessage, UsageMetadata, is_data_content_block
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from adafuse_llm import Answer, Choice, Decision, Predicate, Score
 from adafuse_llm.adapters.conversation import Turn, to_conversation
@@ -20,16 +20,10 @@ from adafuse_llm.adapters.logprobs import openai_usage
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decisions import DecideOptions
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.text.conversation import plain_json, to_json
+from adafuse_llm.text.conversation import check_role, plain_json, to_json
 from langchain_adafuse._calls import langchains_error
-from langchain_adafuse._messages import to_turns
-from langchain_adafuse._model import EnsembleRunnable, ModelFields
-
-
-class DecisionFields(ModelFields, total=False):
-    """The keyword arguments of `AdaFuseDecisions`, for type checkers."""
-
-    orders: int | None
+from langchain_adafuse._messages import to_turn
+from langchain_adafuse._model import EnsembleRunnable
 
 
 class AdaFuseResponse(lc.ClassifierResponse):
@@ -66,7 +60,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
-        def __init__(self, **fields: Unpack[DecisionFields]) -> None: ...
+        def __init__(self, **fields: Any) -> None: ...
 
     else:
         model: ClassVar[Any] = property(lambda self: self.model_name)
@@ -78,9 +72,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
     _per_call = (*EnsembleRunnable._per_call, "orders")
 
     @classmethod
-    def from_config(  # type: ignore[override]
-        cls, path: str | PathLike[str], **fields: Unpack[DecisionFields]
-    ) -> Self:
+    def from_config(cls, path: str | PathLike[str], **fields: Any) -> Self:
         """Create a model from a configuration file, without the options that decisions lack."""
         useless = AdaFuseConfig.model_fields.keys() - DecideOptions.__annotations__.keys()
         file = fields_from_config(path)
@@ -155,17 +147,19 @@ def _to_state(state: Any) -> Any:
 
 
 def _to_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
-    turns, omitted = to_turns(messages)
-    if omitted:
-        raise _only_text(", ".join(sorted(omitted)))
+    turns = [*map(to_turn, messages)]
+    for part in (part for turn in turns for part in turn["content"] or ()):
+        if isinstance(part, Mapping):
+            raise _only_text(part["type"])
     return turns
 
 
 def _to_plain(value: Any) -> Any:
     """Return data without media, and with messages as JSON."""
     if isinstance(value, BaseMessage):
-        (turn,) = _to_turns([value])
-        return {name: part for name, part in turn.items() if part}
+        turn: Any = _to_turns([value])[0]
+        own = {"role": check_role(turn["role"], "a message"), "content": "".join(turn["content"])}
+        return {name: part for name, part in {**turn, **own}.items() if part}
     if isinstance(value, Mapping):
         if is_data_content_block({**value}):
             raise _only_text(value["type"])
