@@ -37,7 +37,7 @@ class Encoder:
 
     def __init__(self, members: tuple[str, ...]) -> None:
         self._names = members
-        self._warns_of_tokens = True
+        self._warns_of_tokens = self._warns_of_templates = True
 
     def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
         """Warn of members that do not fit together."""
@@ -132,6 +132,13 @@ class Encoder:
                 ]
             )
         _check_windows(responses[0])
+        if conversation is not None and self._warns_of_templates:
+            self._warns_of_templates = False
+            if not any(backend.codec.has_chat_template for backend, _ in active):
+                logger.warning(
+                    "no member has a chat template, so they read messages as plain text (User: "
+                    "...), as base models do. For answers, use instruction-tuned models"
+                )
         return responses
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:

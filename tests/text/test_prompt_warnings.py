@@ -58,6 +58,8 @@ def test_a_reply_in_the_plain_format_ends_before_an_invented_turn(
     ("templates", "asked", "words"),
     [
         ([CHATML, None], {"messages": QUESTION}, ["'a', but not 'b'", "use=[...]"]),
+        ([None, None], {"messages": QUESTION}, ["no member has a chat template"]),
+        ([None, None], {"prompt": "Is it blue?"}, []),
         ([CHATML, CHATML], {"messages": QUESTION}, []),
         ([CHATML, CHATML], {"prompt": RENDERED}, ["'<|im_start|>'", "'a'", "messages=[...]"]),
         ([CHATML, CHATML], {"messages": [{"role": "user", "content": RENDERED}]}, []),
