@@ -28,11 +28,11 @@ MAX_SEQUENCES = 256
 BATCH_TOKENS = 2048
 """Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
-PIECE_TOKENS = (32, 256)
+PIECE_TOKENS = (32, 64)
 """Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
-Others wait for a piece, but flash attention is slower for less than 64 tokens: a model with 0.5 B
-parameters read 79 tokens per CPU second in calls of 128 tokens, and 66 in calls of 32. Pieces of
-128 tokens took 5 % more CPU time than the whole prompt, 256 none."""
+Others wait for a piece, also for one of a client that has left: with 0.5 B parameters and one
+thread, a second for 64 tokens. Flash attention is slower for fewer: 66 tokens per CPU second in
+pieces of 32, 74 in 64, 77 in 256."""
 
 REPEATABLE_TOKENS = (8, 32)
 """Smallest and largest number of tokens in one call of llama.cpp if results must not depend on it.
