@@ -22,8 +22,10 @@ QUESTION = "What is 12 + 7?"
 
 WITHOUT_TIMES = """() => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode())
-    texts.currentNode.data = texts.currentNode.data.replace(/( · )?[\\d.]+ m?s\\b/, "");
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    node.data = node.data.replace(/( · )?[\\d.]+ (m?s\\b|tokens\\/s)/g, "");
+  }
 }"""
 
 
@@ -33,7 +35,10 @@ def main() -> None:
     fetch([member for member in MEMBERS if member.name in names], convert=False)
     files = real_files()
     members = [{"path": files[each], "name": name} for each, name in names.items()]
-    with AdaFuseEngine.from_pretrained(members) as engine, sync_playwright() as playwright:
+    with (
+        AdaFuseEngine.from_pretrained(members, strategy="adafuse") as engine,
+        sync_playwright() as playwright,
+    ):
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
