@@ -1,8 +1,7 @@
 """Typed questions about a state, which an ensemble answers with probabilities.
 
-Members read the state once, and then each question with its options behind letters. The reply
-begins with ``Answer:``, and there each letter has a probability, with or without a space before
-it::
+Members read the state once, and then each question with its options behind letters. After
+``Answer:``, each letter has a probability, with or without a space before it::
 
     Stripe fails whenever I connect my account.
 
@@ -13,8 +12,8 @@ it::
     Answer with the letter only.
 
 Members prefer letters and places, whatever stands there. So they read the options in several
-orders, and the mean of the log-probabilities counts: a preference cancels that does not depend on
-the options. The options of a `Choice` are sorted first, so their given order changes no answer.
+orders, and the mean of the log-probabilities counts. The options of a `Choice` are sorted first, so
+their given order changes no answer.
 """
 
 from __future__ import annotations
@@ -39,16 +38,9 @@ if TYPE_CHECKING:
     from adafuse_llm.interface import Engine
 
 MAX_QUESTIONS, MAX_OPTIONS = 400, 255
-
-ALL_ORDERS = 4
-"""Maximum number of options that members read in all cyclic orders, and not only in two."""
-
-MIN_MASS = 0.1
-"""Probability of all labels together below which an answer has a warning."""
-
-NOT_FITTED = ("use", "weights", "orders")
-"""Options of a call for which a calibration is not valid."""
-
+ALL_ORDERS = 4  # most options that members read in all cyclic orders, and not only in two
+MIN_MASS = 0.1  # of all labels together, below which an answer has a warning
+NOT_FITTED = ("use", "weights", "orders")  # options of calls for which no calibration is valid
 IMAGES = ("image", "image_url", "input_image")
 
 
@@ -66,11 +58,7 @@ class DecideOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Question:
-    """A question with 2 to 255 different options: a list, or a mapping to descriptions.
-
-    Raises:
-        InvalidInputError: question or options cannot be used.
-    """
+    """A question with 2 to 255 different options: a list, or a mapping to descriptions."""
 
     question: str
     options: Mapping[str, str] | Sequence[str]
@@ -120,8 +108,8 @@ class Score(Question):
 def ask(
     engine: Engine, states: Sequence[Any], questions: Mapping[str, Question], given: DecideOptions
 ) -> tuple[list[Request], Callable[[Sequence[Scores]], list[Decision]]]:
-    """Check the input. Return requests for every state, question and order, which score the labels
-    as the reply, and a function that turns their scores into a decision about each state.
+    """Check the input. Return requests, which score the labels for every state, question and order,
+    and a function that turns the scores into a decision about each state.
     """
     asked = [*questions.values()] if isinstance(questions, Mapping) else []
     if not 1 <= len(asked) <= MAX_QUESTIONS or not all(isinstance(q, Question) for q in asked):
@@ -134,40 +122,37 @@ def ask(
     known = DecideOptions.__annotations__
     if unknown := [name for name in given if name not in known]:
         raise InvalidOptionError(f"decide has no option {unknown[0]!r}; it has {', '.join(known)}")
-    options: dict[str, Any] = {**given}
+    options: dict[str, Any] = {**given, "continue_final_message": True}
     most = options.pop("orders", None)
     if most is not None and (not isinstance(most, int) or most < 1):
         raise InvalidOptionError(f"orders must be a whole number above 0, or None; got {most!r}")
-    request = Request.of(options)
-
-    config = engine.config.override(request.options)
+    asking = Request.of(options)
+    config = engine.config.override(asking.options)
     fit = config.decisions if all(given.get(name) is None for name in NOT_FITTED) else None
     weights, rule = _member_weights(engine, config, fit)
+    asking = replace(asking, options={**asking.options, "decisions": None})
 
     # the prompts: the state first, so that members read it once
-    orders = {name: question.orders(most) for name, question in questions.items()}
-    options = {**request.options, "decisions": None, "continue_final_message": True}
+    orders = [(name, order) for name, each in questions.items() for order in each.orders(most)]
     requests = []
     for number, state in enumerate(states):
         what = f"state {number}" if len(states) > 1 else "the state"
         text = state_text(state, what)
-        for name, order in ((name, order) for name, every in orders.items() for order in every):
+        for name, order in orders:
             prompt = {"role": "user", "content": questions[name].prompt(text, order)}
             messages = [prompt, {"role": "assistant", "content": "Answer:"}]
             texts = [form for label in _labels(len(order)) for form in (label, f" {label}")]
-            own = replace(request, messages=messages, texts=texts, options=options)
-            requests.append(replace(own, name=f"{what} with question {name!r}"))
+            place = f"{what} with question {name!r}"
+            requests.append(replace(asking, name=place, messages=messages, texts=texts))
 
     def decisions(scores: Sequence[Scores]) -> list[Decision]:
-        size = sum(map(len, orders.values()))
         decided = []
-        for start in range(0, len(scores), size):
-            own = scores[start : start + size]
-            unread = iter(own)
-            answers = {
-                name: _answer([(order, next(unread)) for order in every], weights, rule, fit)
-                for name, every in orders.items()
-            }
+        for start in range(0, len(scores), len(orders)):
+            own = scores[start : start + len(orders)]
+            read: dict[str, list[tuple[list[str], Scores]]] = {name: [] for name in questions}
+            for (name, order), each in zip(orders, own, strict=True):
+                read[name].append((order, each))
+            answers = {name: _answer(each, weights, rule, fit) for name, each in read.items()}
             usage = total_usage(own, len(own))
             decided.append(Decision(answers=answers, usage=usage, strategy=rule))
         return decided
@@ -195,19 +180,25 @@ def state_text(state: Any, what: str) -> str:
     Raises:
         InvalidInputError: it cannot be used; `what` names it.
     """
-    text, parts = state, state if isinstance(state, (list, tuple)) else ()
+    text, parts = state, state if isinstance(state, (Mapping, list, tuple)) else ()
     messages = [part for part in parts if isinstance(part, Mapping) and "role" in part]
     if messages or isinstance(state, Conversation):
         text = replace(check_conversation(state), continues=True).plain_text()
-    elif parts or (isinstance(state, Mapping) and state):
-        text = to_json(plain_json(state, what))
-        if any(f'"type": "{kind}"' in text for kind in IMAGES):
-            raise InvalidInputError(f"{what} has an image; only text is allowed. Describe it.")
+    elif parts:
+        text = json_text(state, what)
     if not isinstance(text, str) or not text.strip():
         raise InvalidInputError(
             f"{what} must be text, messages, a list or a mapping, and not be empty; got "
             f"{short_repr(state)}"
         )
+    return text
+
+
+def json_text(data: Any, what: str) -> str:
+    """Return data as members read it. An error names it `what`, such as one about an image."""
+    text = to_json(plain_json(data, what))
+    if any(f'"type": "{kind}"' in text for kind in IMAGES):
+        raise InvalidInputError(f"{what} has an image; only text is allowed. Describe it.")
     return text
 
 
@@ -218,6 +209,7 @@ def _answer(
     fit: DecisionCalibration | None,
 ) -> Answer:
     # of each member, the mean over the orders
+    options = read[0][0]
     means, mass, warnings = {}, {}, []
     for member in weights:
         rows = [label_logprobs(member, order, scores) for order, scores in read]
@@ -226,41 +218,38 @@ def _answer(
             why = next((t.missing[member] for t in texts if member in t.missing), "")
             warnings.append(f"member {member!r} takes no part: {why}")
             continue
-        mass[member] = math.fsum(math.exp(each) for row in rows for each in row.values())
-        mass[member] /= len(rows)
-        means[member] = {
-            option: math.fsum(row[option] for row in rows) / len(rows) for option in read[0][0]
-        }
+        mass[member] = math.fsum(math.exp(p) for row in rows for p in row.values()) / len(rows)
+        means[member] = {each: math.fsum(row[each] for row in rows) / len(rows) for each in options}
     # of all that decide, the weighted mean
     least = max((weights[name] for name in means), default=0.0) if rule == "largest" else 0.0
-    shares = {name: weights[name] for name in means if weights[name] >= least}
+    shares = {name: weights[name] for name in means if weights[name] >= least and weights[name]}
     if not (total := math.fsum(shares.values())):
         raise DecodingError(f"no member can answer a question: {'; '.join(warnings)}")
-    fused = {
-        option: math.fsum(share * means[name][option] for name, share in shares.items()) / total
-        for option in read[0][0]
-    }
     warnings += [
         f"member {name!r} gives all labels together only a probability of {mass[name]:.2g}"
-        for name, share in shares.items()
-        if share and mass[name] < MIN_MASS
+        for name in shares
+        if mass[name] < MIN_MASS
     ]
-    if fit is not None:
-        fused = {
-            option: value / fit.temperature + fit.intercepts.get(option, 0.0)
-            for option, value in fused.items()
-        }
-    answer = Answer(
-        probabilities=_normalized(fused),
+    temperature, intercepts = (fit.temperature, fit.intercepts) if fit else (1.0, {})
+    sums = {
+        each: math.fsum(share * means[name][each] for name, share in shares.items())
+        for each in options
+    }
+    fused = {
+        each: value / total / temperature + intercepts.get(each, 0.0)
+        for each, value in sums.items()
+    }
+    probabilities, is_sure = _normalized(fused), None
+    if fit is not None and fit.threshold is not None:
+        is_whole = all(name in shares for name, weight in weights.items() if weight)
+        is_sure = is_whole and max(probabilities.values()) >= fit.threshold
+    return Answer(
+        probabilities=probabilities,
         members={member: _normalized(own) for member, own in means.items()},
         mass=mass,
         warnings=tuple(warnings),
+        is_sure=is_sure,
     )
-    if fit is None or fit.threshold is None:
-        return answer
-    is_whole = all(name in means for name, weight in weights.items() if weight)
-    is_sure = is_whole and answer.confidence >= fit.threshold
-    return answer.model_copy(update={"is_sure": is_sure})
 
 
 def _labels(size: int) -> list[str]:
@@ -272,18 +261,18 @@ def _labels(size: int) -> list[str]:
 
 
 def label_logprobs(member: str, order: Sequence[str], scores: Scores) -> dict[str, float]:
-    """Return the log-probability of the label of each option, by option, for a member and an order.
+    """Return a member's log-probability of the label of each option, by option, for an order.
 
     It is negative infinity if the member cannot read the label.
     """
-    probabilities = [
+    found = [
         math.exp(-text.nll[member] * text.tokens[member]) if member in text.nll else 0.0
         for text in scores.texts
     ]
-    pairs = zip(order, probabilities[::2], probabilities[1::2], strict=True)
+    both = [bare + spaced for bare, spaced in zip(found[::2], found[1::2], strict=True)]
     return {
-        option: math.log(bare + spaced) if bare + spaced else -math.inf
-        for option, bare, spaced in pairs
+        option: math.log(probability) if probability else -math.inf
+        for option, probability in zip(order, both, strict=True)
     }
 
 
