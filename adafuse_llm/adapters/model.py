@@ -14,6 +14,7 @@ from typing_extensions import Self
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, USE_SERVER, OptionFields, check_option_names
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig, explain
+from adafuse_llm.decisions import DecideOptions
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.interface import Engine
 from adafuse_llm.strategies.registry import AUTO
@@ -132,6 +133,14 @@ class EnsembleFields(OptionFields):
     def _options(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in AdaFuseConfig.model_fields}
         return {name: value for name, value in options.items() if value is not None}
+
+    @property
+    def _decide_options(self) -> dict[str, Any]:
+        """Those of `Engine.decide`. Weights of a call would disable a calibration."""
+        options = self._options
+        useless = ("weights",) if "decisions" in options else ()
+        known = DecideOptions.__annotations__.keys() - {*useless}
+        return {name: value for name, value in options.items() if name in known}
 
     def _loaded(self) -> Engine:
         return self._ensemble.engine()
