@@ -19,12 +19,12 @@ pytestmark = pytest.mark.quick
 STATE = "Stripe fails whenever I connect my account."
 QUESTIONS = {
     "urgent": Predicate("Urgent?", yes="today", no="this week"),
-    "team": Choice("Which team?", {"technical": "bugs", "billing": ""}),
+    "team": Choice("Which team?", {"true": "bugs", "billing": ""}),
     "mood": Score("How angry?", ["calm", "angry"]),
 }
 TEAM = {"type": "choice", "instructions": "Which team?"}
 PARTS = [{"type": "input_text", "text": "Which team?"}]
-CHOICES = [{"value": "technical", "description": "bugs"}, {"value": "billing"}]
+CHOICES = [{"value": True, "description": "bugs"}, {"value": "billing"}]
 MOOD = {"type": "score", "instructions": "How angry?"}
 OPENAI: list[dict[str, Any]] = [
     {"type": "predicate", "instructions": "Urgent?", "name": "urgent"},
@@ -34,7 +34,7 @@ OPENAI: list[dict[str, Any]] = [
 URGENT = {"type": "noul", "instructions": "Urgent?"}
 SYSTEM_ONE: dict[str, dict[str, Any]] = {
     "urgent": {**URGENT, "criteria": {"true": "today", "false": "this week"}},
-    "team": {**TEAM, "criteria": {"technical": "bugs", "billing": None}},
+    "team": {**TEAM, "criteria": {"true": "bugs", "billing": None}},
     "mood": {**MOOD, "criteria": ["calm", "angry"]},
 }
 
@@ -54,13 +54,8 @@ def engine() -> AdaFuseEngine:
 
 @pytest.fixture(scope="module")
 def post(engine: AdaFuseEngine) -> Iterator[Any]:
-    limits = ServingConfig(max_prompt_characters=1500)
-    with served(create_app(engine, limits)) as url, httpx.Client(base_url=url) as client:
-
-        def post(path: str, **body: Any) -> httpx.Response:
-            return client.post(f"/v1/{path}", json=body)
-
-        yield post
+    with served(create_app(engine, ServingConfig(max_prompt_characters=1500))) as url:
+        yield lambda path, **body: httpx.post(f"{url}/v1/{path}", json=body)
 
 
 def test_the_answers_are_those_of_the_engine_in_openais_form(post, engine) -> None:
@@ -69,23 +64,30 @@ def test_the_answers_are_those_of_the_engine_in_openais_form(post, engine) -> No
     extension = {"weights": [1, 2], "orders": 1}
     sent = {"model": "adafuse", "input": STATE, "questions": OPENAI, "adafuse": extension}
     done = post("decisions", **sent).json()
-    urgent, team, mood = done["answers"]
-    assert [each["name"] for each in done["answers"]] == ["urgent", None, "mood"]
-    assert (urgent["type"], urgent["probability"]) == ("predicate", expected["urgent"].probability)
-    technical, billing = (expected["team"].probabilities[each["value"]] for each in CHOICES)
-    assert team["choice"] == expected["team"].choice
-    assert team["probabilities"] == [
-        {"value": "technical", "probability": technical},
-        {"value": "billing", "probability": billing},
-    ]
-    calm, angry = expected["mood"].probabilities.values()
-    assert (mood["score"], mood["confidence"]) == (angry, max(calm, angry))
-    assert mood["probabilities"] == [
-        {"value": 0, "label": "calm", "probability": calm},
-        {"value": 1, "label": "angry", "probability": angry},
-    ]
-    whole = [Answer.model_validate(each["adafuse"]) for each in done["answers"]]
+    whole = [Answer.model_validate(each.pop("adafuse")) for each in done["answers"]]
     assert whole == [*expected.values()]
+    found, (calm, angry) = expected["team"].probabilities, whole[2].probabilities.values()
+    technical = {"value": True, "probability": found["true"]}
+    assert done["answers"] == [
+        {"name": "urgent", "type": "predicate", "probability": whole[0].probability},
+        {
+            "name": None,
+            "type": "choice",
+            "choice": True if whole[1].choice == "true" else "billing",
+            "confidence": whole[1].confidence,
+            "probabilities": [technical, {"value": "billing", "probability": found["billing"]}],
+        },
+        {
+            "name": "mood",
+            "type": "score",
+            "score": whole[2].score,
+            "confidence": whole[2].confidence,
+            "probabilities": [
+                {"value": 0, "label": "calm", "probability": calm},
+                {"value": 1, "label": "angry", "probability": angry},
+            ],
+        },
+    ]
     assert done["adafuse"] == {"usage": expected.usage.model_dump(), "strategy": "weights"}
     assert done["usage"]["input_tokens"] == max(expected.usage.prompt_tokens.values())
 
@@ -121,35 +123,18 @@ def test_a_state_can_be_a_conversation_with_data_and_calls(post, engine) -> None
     call = {"call_id": "1", "name": "look_up", "arguments": "{}"}
     data = {"type": "input_json", "data": {"plan": "pro"}}
     items = [
-        {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "Help! "}, data]},
         {"type": "function_call", **call},
         {"type": "function_call_output", "call_id": "1", "output": "Payment failed."},
     ]
     messages = [
-        {"role": "system", "content": "Be brief."},
         {"role": "user", "content": 'Help! {"plan": "pro"}'},
         {"role": "assistant", "content": "", "tool_calls": [{**call, "id": "1"}]},
         {"role": "tool", "content": "Payment failed.", "tool_call_id": "1"},
     ]
-    expected = engine.decide(messages, {"urgent": QUESTIONS["urgent"]})["urgent"].probability
-    question = {"urgent": SYSTEM_ONE["urgent"]}
-    done = post("systemone", state=messages, questions=question).json()
-    assert done["answers"]["urgent"]["noul"] == expected
-    asked = engine.decide(messages, {"urgent": Predicate("Urgent?")})["urgent"].probability
-    assert (
-        post("decisions", input=items, questions=OPENAI[:1]).json()["answers"][0]["probability"]
-        == asked
-    )
-
-
-def test_choices_can_be_true_and_false(post) -> None:
-    question = {"type": "choice", "instructions": "Is it late?"}
-    values = [{"value": True}, {"value": False}]
-    sent = {"input": STATE, "questions": [{**question, "choices": values}]}
-    (answer,) = post("decisions", **sent).json()["answers"]
-    assert isinstance(answer["choice"], bool)
-    assert [each["value"] for each in answer["probabilities"]] == [True, False]
+    expected = engine.decide(messages, {"urgent": Predicate("Urgent?")})["urgent"].probability
+    (answer,) = post("decisions", input=items, questions=OPENAI[:1]).json()["answers"]
+    assert answer["probability"] == expected
 
 
 def test_an_answer_below_the_threshold_is_a_refusal() -> None:
@@ -160,34 +145,26 @@ def test_an_answer_below_the_threshold_is_a_refusal() -> None:
         done = [httpx.post(f"{url}/v1/decisions", json=body).json()["answers"] for body in bodies]
     listed, named = done[0], [*done[1].values()]
     assert [each["type"] for each in listed] == ["refusal"] * 3
-    assert [each["type"] for each in named] == ["noul", "choice", "score"]
     assert not any(each["adafuse"]["is_sure"] for each in (*listed, *named))
 
 
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 PICTURED = [{"role": "user", "content": [IMAGE]}]
-ONE = {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}]}
-EQUAL = {**ONE, "choices": [{"value": "a"}, {"value": "a"}]}
+EQUAL = {**TEAM, "choices": [{"value": "a"}, {"value": "b"}, {"value": "a"}]}
 
 
 @pytest.mark.parametrize(
     ("changes", "param", "message"),
     [
         ({"input": " "}, "input", "must be text, messages.* not be empty"),
+        ({"input": ["a"]}, "input", "should be a valid string"),
         ({"input": PICTURED}, "input", "the request has an image; only text is allowed"),
-        ({"questions": [{**ONE, "instructions": [IMAGE]}]}, "input", "has an image"),
-        ({"questions": []}, "questions", "at least 1 item"),
-        ({"questions": OPENAI * 134}, "questions", "at most 400 items"),
         ({"questions": [{"type": "box", "instructions": "?"}]}, "questions.0", "choice or score"),
-        ({"questions": [ONE]}, "questions.0", "2 to 255 different options; got 1"),
-        ({"questions": [EQUAL]}, "questions.0", "2 to 255 different options; got 2"),
-        ({"questions": {"q": {"type": "noul"}}}, "questions.0.instructions", "field required"),
-        ({"questions": SYSTEM_ONE}, "state", "must be text.* not be empty"),
+        ({"questions": [EQUAL]}, "questions.0", "2 to 255 different options; got 3"),
+        ({"questions": [{**TEAM, "choices": "ab"}]}, "questions.0", "different options; got 0"),
+        ({"questions": {"q": {"type": "noul"}}, "state": "a"}, "questions.q", "an empty text"),
+        ({"questions": SYSTEM_ONE, "state": ""}, "state", "must be text.* not be empty"),
         ({"stream": True}, "stream", "not supported: answers have no text"),
-        ({"adafuse": {"orders": 0}}, None, "orders must be a whole number above 0"),
-        ({"adafuse": {"temperature": 1}}, None, "decide has no option 'temperature'"),
-        ({"adafuse": {"use": ["fir"]}}, "adafuse.use", "no member 'fir'"),
-        ({"model": "fir"}, "model", "no model 'fir'"),
         ({"input": STATE * 40}, "input", "allows 1500"),
         ({"input": "a b" * 440}, "input", "question '0': .* context window"),
     ],

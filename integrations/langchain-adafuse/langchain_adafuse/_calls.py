@@ -16,7 +16,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationChunk
 from pydantic import BaseModel, Field
 
-from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
+from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent, Usage
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
@@ -51,6 +51,17 @@ class RoundChunk(Told, GenerationChunk):
     """A chunk of a text model."""
 
 
+def usage_metadata(usage: Usage) -> UsageMetadata:
+    """Return the token counts of the member with the most tokens, in LangChain's form."""
+    totals = openai_usage(usage)
+    return UsageMetadata(
+        input_tokens=totals["prompt_tokens"],
+        output_tokens=totals["completion_tokens"],
+        total_tokens=totals["total_tokens"],
+        input_token_details={"cache_read": totals["prompt_tokens_details"]["cached_tokens"]},
+    )
+
+
 @dataclass
 class ResponseChunks(ABC):
     """One response of a call, with its chunks and the records of its rounds so far."""
@@ -81,19 +92,10 @@ class ResponseChunks(ABC):
         return records, {ROUNDS_KEY: records} if call.model.round_detail == "full" else {}
 
     def metadata(self, whole: Response) -> tuple[dict[str, Any], UsageMetadata]:
-        """Return the metadata of the whole response, and its token counts.
-
-        The counts, in LangChain's form, are those of the member with the most tokens.
-        """
+        """Return the metadata of the whole response, and its token counts."""
         call, reason, counts = self.call, whole.finish_reason, whole.usage.model_dump()
         totals = openai_usage(whole.usage)
-        details = totals.pop("prompt_tokens_details")
-        usage = UsageMetadata(
-            input_tokens=totals["prompt_tokens"],
-            output_tokens=totals["completion_tokens"],
-            total_tokens=totals["total_tokens"],
-            input_token_details={"cache_read": details["cached_tokens"]},
-        )
+        del totals["prompt_tokens_details"]
         optional: dict[str, Any] = {
             "seed": whole.seed,
             "logprob": whole.logprob,
@@ -116,7 +118,7 @@ class ResponseChunks(ABC):
                 for member in whole.usage.prompt_tokens
             },
         }
-        return metadata, usage
+        return metadata, usage_metadata(whole.usage)
 
 
 @dataclass
