@@ -19,13 +19,12 @@ from adafuse_llm import (
     Decision,
     DecodingError,
     InvalidInputError,
-    InvalidOptionError,
     Predicate,
     RemoteEngine,
     Score,
 )
 from adafuse_llm.backends import Backend, FakeBackend
-from adafuse_llm.decisions import ask
+from adafuse_llm.decisions import ask, state_text
 from adafuse_llm.serving import create_app
 from tests.support import models
 from tests.support.serving import served
@@ -110,10 +109,8 @@ def test_no_answer_changes_with_the_order_of_its_options(
 def test_a_preference_for_a_letter_cancels_over_all_orders() -> None:
     fair = {"dog": 0.4, "cat": 0.3, "owl": 0.2, "fox": 0.1}
     engine = AdaFuseEngine([knowing("oak", fair, favor=[1, 2, 4, 8])])
-    question = {"pet": Choice("Which?", [*fair])}
-    assert engine.decide("A state.", question)["pet"].probabilities == pytest.approx(fair)
-    biased = engine.decide("A state.", question, orders=1)["pet"].probabilities
-    assert biased != pytest.approx(fair, abs=0.1)
+    answer = engine.decide("A state.", {"pet": Choice("Which?", [*fair])})["pet"]
+    assert answer.probabilities == pytest.approx(fair)
 
 
 def test_many_options_have_numbers_as_labels() -> None:
@@ -136,11 +133,6 @@ def test_the_members_with_the_most_parameters_answer_unless_there_are_weights() 
     fair = {option: value / sum(mixed.values()) for option, value in mixed.items()}
     assert weighted["q"].probabilities == pytest.approx(fair)
     assert (weighted["q"].members, weighted.strategy) == (own, "weights")
-
-    for member in members:
-        member.parameters = None  # nobody is the largest
-    equal = engine.decide(STATE, question, weights=[1, 1, 1])
-    assert engine.decide(STATE, question)["q"] == equal["q"]
 
 
 def test_a_calibration_fuses_the_members_and_marks_answers_that_are_not_sure() -> None:
@@ -165,37 +157,24 @@ def test_a_calibration_fuses_the_members_and_marks_answers_that_are_not_sure() -
         assert (other.strategy, other["q"].is_sure) == ("largest", None)
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"oak": 1}, "fitted on answers of oak, not of oak, elm. Pass decisions=None"),
-        ({"oak": 0, "elm": 0}, "a weight must be above 0"),
-    ],
-)
-def test_a_calibration_that_fits_nothing_is_refused(weights: Any, message: str) -> None:
-    with pytest.raises(InvalidOptionError, match=message):
-        AdaFuseEngine([moody("oak"), moody("elm")], AdaFuseConfig(decisions={"weights": weights}))
-
-
 def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
     lossy, other = models.LOSSY  # the first member's tokenizer does not know the letter B
     fit = {"weights": {lossy.name: 1, other.name: 1}, "threshold": 0}
-    question = {"q": Predicate("Is it late?")}
-    answer = models.engine(lossy, other).decide(STATE, question, decisions=fit)["q"]
+    engine, question = models.engine(lossy, other), {"q": Predicate("Is it late?")}
+    answer = engine.decide(STATE, question, decisions=fit)["q"]
     assert ([*answer.members], answer.is_sure) == ([other.name], False)
     assert f"member {lossy.name!r} takes no part: its tokenizer cannot write" in answer.warnings[0]
     with pytest.raises(DecodingError, match=r"no member can answer .* takes no part"):
-        models.engine(lossy, other).decide(STATE, {"q": Predicate("Late?")}, use=lossy.name)
+        engine.decide(STATE, question, use=lossy.name)
 
 
 def test_an_answer_warns_of_labels_with_little_mass() -> None:
-    question = {"q": Predicate("Is it late?")}
-    members = [knowing("oak", {"yes": 50.0, "no": 25.0}), knowing("elm", {"yes": 5.0})]
-    engine = AdaFuseEngine(members)
-    answer = engine.decide(STATE, question)["q"]
+    engine = AdaFuseEngine(
+        [knowing("oak", {"yes": 50.0, "no": 25.0}), knowing("elm", {"yes": 5.0})]
+    )
+    answer = engine.decide(STATE, {"q": Predicate("Is it late?")})["q"]
     assert answer.mass == pytest.approx({"oak": 0.75, "elm": 0.06})
     assert answer.warnings == ("member 'elm' gives all labels together only a probability of 0.06",)
-    assert not engine.decide(STATE, question, weights=[1, 0])["q"].warnings
 
 
 def test_the_kinds_of_questions_have_their_values() -> None:
@@ -231,17 +210,9 @@ def test_members_read_a_state_once_for_all_questions() -> None:
         assert decision.usage.tokens_processed[name] <= 1.2 * (len(ids) + asked)
 
 
-def test_members_read_a_state_before_the_question() -> None:
-    engine = AdaFuseEngine([fake("oak", lambda _: {"A": 0.5, "B": 0.5})])
-    for state, read in (
-        ({"café": [1, None]}, '{"café": [1, null]}'),
-        ([{"role": "user", "content": "Help!"}], "User: Help!"),
-    ):
-        request, *_ = ask(engine, [state], {"q": Predicate("Open?", yes="now")}, {})[0]
-        messages: Any = request.messages
-        assert messages[0]["content"] == (
-            f"{read}\n\nOpen?\nA. yes: now\nB. no\n\nAnswer with the letter only."
-        )
+def test_a_state_is_read_as_json_or_in_the_plain_format() -> None:
+    assert state_text({"café": [1, None]}, "the state") == '{"café": [1, null]}'
+    assert state_text([{"role": "user", "content": "Help!"}], "the state") == "User: Help!"
 
 
 @pytest.mark.parametrize(
@@ -254,6 +225,8 @@ def test_members_read_a_state_before_the_question() -> None:
         (STATE, {"q": "Is it?"}, {}, "Predicate, Choice or Score"),
         (STATE, QUESTIONS, {"temperature": 1}, "no option 'temperature'; it has orders, use"),
         (STATE, QUESTIONS, {"orders": 0}, "orders must be a whole number above 0"),
+        (STATE, QUESTIONS, {"decisions": {"weights": {"elm": 1}}}, "of elm, not of oak. Pass"),
+        (STATE, QUESTIONS, {"decisions": {"weights": {"oak": 0}}}, "a weight must be above 0"),
         (STATE * 9, QUESTIONS, {}, "the state with question 'urgent': .* context window"),
     ],
 )

@@ -1,35 +1,24 @@
 """`adafuse decide`: bars, kinds of questions, a calibration, and what it refuses."""
 
 import json
-import re
 
 import pytest
 
 from adafuse_llm import AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
 from tests.support.commands import adafuse
+from tests.support.deciding import deciding_engine
 
 pytestmark = pytest.mark.quick
 
-ASKED = ("decide", "Which team?", "--choice", "billing", "--choice", "bugs")
-
-
-def member(name, share):
-    """A member that likes the options bugs, yes and angry."""
-
-    def rule(text):
-        liked = re.findall(r"^([AB])\. (?:bugs|yes|angry)", text, re.MULTILINE)
-        return {f" {letter}": share if letter in liked else 1 - share for letter in "AB"}
-
-    return FakeBackend(name, rule, [" A", " B"])
+ASKED = ("decide", "Which team?", "--choice", "billing", "--choice", "technical")
 
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch):
     engines = []
 
-    def load(paths, *, config, **_):
-        engines.append(AdaFuseEngine([member("wren", 0.75), member("heron", 0.25)], config))
+    def load(_paths, *, config, **_):
+        engines.append(deciding_engine(config))
         return engines[-1]
 
     monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
@@ -38,26 +27,26 @@ def loaded(monkeypatch):
 
 def test_bars_show_how_likely_each_member_finds_each_option(tmp_path):
     file = tmp_path / "config.yaml"
-    file.write_text("{max_words: 2, decisions: {weights: {wren: 1, heron: 0}, threshold: 0.8}}")
-    done = adafuse(*ASKED, "--config", file, input="It fails.")
+    file.write_text("{max_words: 2, decisions: {weights: {oak: 1, elm: 0}, threshold: 0.9}}")
+    done = adafuse(*ASKED, "--config", file, input="A technical fault.")
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
-    shown = [(" ".join(line[:-3]), line[-2], line[-3].count("█")) for line in lines[1:4]]
+    shown = [(" ".join(line[:-3]), line[-2], line[-3].count("█")) for line in lines[4:7]]
     assert shown == [
-        ("billing together", "25.0", 7),
-        ("● wren", "25.0", 7),
-        ("■ heron", "75.0", 22),
+        ("technical together", "83.3", 25),
+        ("● oak", "83.3", 25),
+        ("■ elm", "90.9", 27),
     ]
-    assert "bugs, with confidence 75.0 %\nIt is below the threshold" in done.stdout
+    assert "technical, with confidence 83.3 %\nIt is below the threshold" in done.stdout
 
 
 def test_an_answer_can_be_a_level_or_json(tmp_path):
     file = tmp_path / "state.txt"
-    file.write_text("It fails.")
-    flags = ("--level", "calm", "--level", "angry", "--use", "wren", "--state", file)
+    file.write_text("They are angry.")
+    flags = ("--level", "quiet", "--level", "angry", "--use", "oak", "--state", file)
     done = adafuse("decide", "How angry?", *flags)
-    assert "angry, with confidence 75.0 %; expected level 0.75, from 0 to 1" in done.stdout
+    assert "angry, with confidence 83.3 %; expected level 0.83, from 0 to 1" in done.stdout
     shown = json.loads(adafuse("decide", "How angry?", *flags, "--json").stdout)
-    assert (shown["answer"], shown["probabilities"]["calm"]) == ("angry", pytest.approx(0.25))
+    assert (shown["answer"], shown["probabilities"]["quiet"]) == ("angry", pytest.approx(1 / 6))
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_loaded(loaded):

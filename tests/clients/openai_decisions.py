@@ -3,15 +3,13 @@
 Usage: python openai_decisions.py ADDRESS. It needs openai 3.57 or later.
 """
 
-import asyncio
 import sys
 from typing import Any
 
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai import BadRequestError, OpenAI
 
 SETTINGS: Any = {"base_url": f"{sys.argv[1]}/v1", "api_key": "none", "max_retries": 0}
 CLIENT: Any = OpenAI(**SETTINGS)
-ASYNC: Any = AsyncOpenAI(**SETTINGS)
 TEAM: Any = {
     "type": "choice",
     "instructions": [{"type": "input_text", "text": "Which team should handle it?"}],
@@ -31,16 +29,13 @@ INPUT: Any = [{"role": "user", "content": [{"type": "input_text", "text": "It fa
 ASKED: Any = {"model": "adafuse", "input": INPUT, "questions": QUESTIONS}
 
 
-def check(decision):
-    urgent, team, mood = decision.answers
-    assert [each.type for each in decision.answers] == ["predicate", "choice", "score"]
-    assert (urgent.name, team.name) == ("urgent", None)
-    assert team.choice in ("billing", "technical")
-    assert [(each.value, each.label) for each in mood.probabilities] == [(0, "calm"), (1, "angry")]
-    assert decision.usage.total_tokens >= decision.usage.input_tokens > 0
-
-
-check(asyncio.run(ASYNC.decisions.create(**ASKED)))
+decision = CLIENT.decisions.create(**ASKED)
+urgent, team, mood = decision.answers
+assert [each.type for each in decision.answers] == ["predicate", "choice", "score"]
+assert (urgent.name, team.name) == ("urgent", None)
+assert team.choice in ("billing", "technical")
+assert [(each.value, each.label) for each in mood.probabilities] == [(0, "calm"), (1, "angry")]
+assert decision.usage.total_tokens >= decision.usage.input_tokens > 0
 try:
     CLIENT.decisions.create(**{**ASKED, "questions": [{**TEAM, "choices": TEAM["choices"][:1]}]})
 except BadRequestError as error:

@@ -2,16 +2,18 @@
 
 import re
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 
 WORD = re.compile(r"\w{5,}")
 
 
-def deciding_engine(*names: str, context_window: int | None = None) -> AdaFuseEngine:
+def deciding_engine(
+    config: AdaFuseConfig | None = None, *, context_window: int | None = None
+) -> AdaFuseEngine:
     """An engine with members that are the more certain, the later they come."""
     members = []
-    for number, name in enumerate(names or ("oak", "elm"), start=1):
+    for number, name in enumerate(("oak", "elm"), start=1):
 
         def rule(text: str, likely: float = 0.1 * number) -> dict[str, float]:
             lines = text.lower().splitlines()
@@ -29,4 +31,4 @@ def deciding_engine(*names: str, context_window: int | None = None) -> AdaFuseEn
 
         letters = [f" {letter}" for letter in "ABCDEFGH"]
         members.append(FakeBackend(name, rule, letters, context_window))
-    return AdaFuseEngine(members)
+    return AdaFuseEngine(members, config)

@@ -6,12 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 from langchain_core.decisions import Box, Choice, Noul, NoulCriteria, Question, Score
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.runnables import (
-    ConfigurableField,
-    RunnableBranch,
-    RunnableLambda,
-    RunnablePassthrough,
-)
+from langchain_core.runnables import ConfigurableField, RunnableBranch
 from langchain_core.tracers import LangChainTracer
 from langgraph.graph import END, START, StateGraph
 from langsmith import Client
@@ -22,20 +17,16 @@ from langchain_adafuse import AdaFuseDecisions
 from tests.support.deciding import deciding_engine
 
 STATE = "The invoice has a wrong address. Please answer today."
-TEAM = Choice(
-    instructions="Which team?", criteria={"technical": None, "billing": {"about": ["invoice"]}}
-)
+TEAM = Choice(instructions="Which team?", criteria={"technical": None, "billing": ["invoice"]})
 QUESTIONS: dict[str, Question] = {
     "urgent": Noul(instructions="Today?", criteria=NoulCriteria(true="a day is named")),
     "team": TEAM,
-    "mood": Score(instructions={"ask": "How angry?"}, criteria=["calm", "a wrong word", "furious"]),
+    "mood": Score(instructions={"ask": "How angry?"}, criteria=["calm", "a wrong word"]),
 }
 SAME = {
     "urgent": adafuse_llm.Predicate("Today?", yes="a day is named"),
-    "team": adafuse_llm.Choice(
-        "Which team?", {"technical": "", "billing": '{"about": ["invoice"]}'}
-    ),
-    "mood": adafuse_llm.Score('{"ask": "How angry?"}', ["calm", "a wrong word", "furious"]),
+    "team": adafuse_llm.Choice("Which team?", {"technical": "", "billing": '["invoice"]'}),
+    "mood": adafuse_llm.Score('{"ask": "How angry?"}', ["calm", "a wrong word"]),
 }
 IMAGE = {"type": "image", "url": "https://example.org/a.png"}
 
@@ -62,7 +53,7 @@ def test_the_answers_are_those_of_the_engine_in_langchains_types(model, engine):
     assert response.nouls["urgent"].noul == decision["urgent"].probability > 0.5
     assert response.choices["team"].choice == "billing"
     assert response.choices["team"].probabilities == decision["team"].probabilities
-    assert response.scores["mood"].legend == {0: "calm", 1: "a wrong word", 2: "furious"}
+    assert response.scores["mood"].legend == {0: "calm", 1: "a wrong word"}
     assert response.model == model.model == "oak+elm"
 
 
@@ -78,24 +69,21 @@ class Ticket(TypedDict, total=False):
 
 
 async def test_it_routes_branches_and_graphs(model):
-    async def team(ticket: Ticket) -> str:
-        found = await model.ainvoke(asked(ticket["text"], {"team": TEAM}))
-        return found.choices["team"].choice
-
-    chain = RunnablePassthrough.assign(
-        found=(lambda ticket: asked(ticket["text"], {"team": TEAM})) | model
-    ) | RunnableBranch(
-        (lambda ticket: ticket["found"].choices["team"].choice == "billing", lambda _: "billing"),
-        lambda _: "technical",
+    chain = (
+        (lambda ticket: asked(ticket["text"], {"team": TEAM}))
+        | model
+        | RunnableBranch(
+            (lambda found: found.choices["team"].choice == "billing", lambda _: "billing"),
+            lambda _: "technical",
+        )
     )
     graph = StateGraph(Ticket)
     for name in ("billing", "technical"):
         graph.add_node(name, lambda _, name=name: {"done_by": name})
         graph.add_edge(name, END)
-    routed = graph.add_conditional_edges(START, team).compile()
+    routed = graph.add_conditional_edges(START, chain).compile()
     for text, name in (("My invoice is late.", "billing"), ("A technical error.", "technical")):
         assert (await routed.ainvoke({"text": text}))["done_by"] == name
-        assert chain.invoke({"text": text}) == name
 
 
 def test_traces_have_the_usage_and_the_model(model):
@@ -126,8 +114,7 @@ def test_states_can_be_messages_and_have_messages(model, engine):
     ("given", "named"),
     [
         (asked(questions={"where": Box(instructions="the dog")}), "or score; got 'box'"),
-        (asked([HumanMessage([IMAGE])]), "only text; got image"),
-        (asked({"seen": IMAGE}), "only text; got image"),
+        (asked({"seen": [HumanMessage([IMAGE])]}), "only text; got image"),
         (asked(questions={"q": Noul(instructions=[{**IMAGE, "type": "audio"}])}), "got audio"),
     ],
 )
@@ -141,18 +128,14 @@ def test_options_can_be_bound_and_read_from_a_file(model, engine, tmp_path):
     configured = model.configurable_fields(use=ConfigurableField(id="use"))
     for bound in (
         model.bind(use=["elm"], orders=1, timeout=9),
-        RunnableLambda(lambda given: model.invoke(given, use=["elm"], orders=1)),
         configured.with_config(configurable={"use": ["elm"]}).bind(orders=1),
         AdaFuseDecisions(engine=engine, model="elm", orders=1),
     ):
         found: Any = bound.invoke(asked())
         assert (found.model, found.decision) == ("elm", expected)
-    for options, named in (({"orders": 0}, "'orders'"), ({"use": "ash"}, "no member 'ash'")):
-        with pytest.raises(InvalidOptionError, match=named):
-            model.invoke(asked(), **options)
+    with pytest.raises(InvalidOptionError, match="'orders'"):
+        model.invoke(asked(), orders=0)
     path = tmp_path / "config.yaml"
-    path.write_text("use: [wren, heron]\nweights: {wren: 1, heron: 2}\nmax_new_tokens: 8\n")
-    loaded = AdaFuseDecisions.from_config(path, orders=1)
-    assert (loaded.model, loaded.orders) == ("wren+heron", 1)
+    path.write_text("weights: [1, 0]\nmax_new_tokens: 8\n")
+    loaded: Any = AdaFuseDecisions.from_config(path, members=None, engine=engine)
     assert loaded.invoke(asked()).decision.strategy == "weights"
-    loaded.unload()
