@@ -48,14 +48,12 @@ async def test_a_router_asks_the_selected_sources(llm):
 
 @pytest.mark.quick
 def test_the_options_of_the_llm_apply_to_decisions(llm):
-    engine = llm.engine
     fit = {"weights": {"oak": 0, "elm": 1}}
     for options, reason in (
         ({"use": ["elm"], "temperature": 0.5, "request_timeout": 9}, "probability 0.833"),
-        ({"use": ["oak"]}, "probability 0.714"),
         ({"weights": [1, 0], "decisions": fit}, "probability 0.833"),
     ):
-        selector = AdaFuseSelector(AdaFuseLLM(engine=engine, **options))
+        selector = AdaFuseSelector(AdaFuseLLM(engine=llm.engine, **options))
         assert selector.select(DESCRIPTIONS, "Which museums?").reason == reason
 
 
