@@ -30,12 +30,6 @@ class AdaFuseResponse(lc.ClassifierResponse):
 class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
     """A LangChain decision model backed by an ensemble of local language models.
 
-    For example::
-
-        model = AdaFuseDecisions(members=["Qwen/Qwen2.5-7B-Instruct", "google/gemma-2-9b-it"])
-        urgent = Noul(instructions="Does this need an answer today?")
-        model.invoke({"state": "Production is down.", "questions": {"urgent": urgent}}).nouls
-
     The fields for members are those of `ChatAdaFuse`, and the options those of
     `AdaFuseEngine.decide`, which also explains the answers and the errors; others have no effect.
     Every call can override them. A state is text, JSON or messages, without images.

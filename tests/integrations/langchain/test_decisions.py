@@ -51,9 +51,11 @@ def test_the_answers_are_those_of_the_engine_in_langchains_types(model, engine):
     response, decision = model.invoke(asked()), engine.decide(STATE, SAME)
     assert response.decision == decision
     assert response.nouls["urgent"].noul == decision["urgent"].probability > 0.5
-    assert response.choices["team"].choice == "billing"
-    assert response.choices["team"].probabilities == decision["team"].probabilities
-    assert response.scores["mood"].legend == {0: "calm", 1: "a wrong word"}
+    team, mood = response.choices["team"], response.scores["mood"]
+    assert (team.choice, team.confidence) == ("billing", decision["team"].confidence)
+    assert team.probabilities == decision["team"].probabilities
+    assert (mood.score, mood.legend) == (decision["mood"].score, {0: "calm", 1: "a wrong word"})
+    assert [*mood.probabilities.values()] == [*decision["mood"].probabilities.values()]
     assert response.model == model.model == "oak+elm"
 
 
