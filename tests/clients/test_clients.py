@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import create_app
+from tests.support.deciding import deciding_engine
 from tests.support.paths import ROOT
 from tests.support.scripted import scripted_engine
 from tests.support.serving import CALL, served
@@ -93,20 +92,13 @@ def test_clients_in_python(address, program):
     run(ENVIRONMENT / "bin" / "python", HERE / program, address)
 
 
-def decisive(text):
-    """Prefer the option that is called stop."""
-    stop = re.findall(r"^([A-C])\. stop", text, re.MULTILINE)
-    return {f" {letter}": 0.5 if letter in stop else 0.2 for letter in "ABC"}
-
-
 def test_typed_questions_of_openais_client():
     python = ENVIRONMENT / "bin" / "python"
     if subprocess.run(
         [python, "-c", "import openai; openai.OpenAI.decisions"], check=False
     ).returncode:
         pytest.skip("openai 3.57 or later is not installed")
-    members = [FakeBackend(name, decisive, [" A", " B", " C"]) for name in ("oak", "elm")]
-    with served(create_app(AdaFuseEngine(members))) as url:
+    with served(create_app(deciding_engine())) as url:
         run(python, HERE / "openai_decisions.py", url)
 
 
