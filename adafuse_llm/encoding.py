@@ -48,6 +48,16 @@ class Encoder:
             if warning:
                 logger.warning("%s", warning)
 
+    def _warn_of_base_models(self, active: Active) -> None:
+        if not self._warns_of_templates:
+            return
+        self._warns_of_templates = False
+        if not any(backend.codec.has_chat_template for backend, _ in active):
+            logger.warning(
+                "no member has a chat template, so they read messages as plain text (User: ...), "
+                "as base models do. For answers, use instruction-tuned models"
+            )
+
     def members(
         self,
         checked: Checked,
@@ -132,13 +142,8 @@ class Encoder:
                 ]
             )
         _check_windows(responses[0])
-        if conversation is not None and self._warns_of_templates:
-            self._warns_of_templates = False
-            if not any(backend.codec.has_chat_template for backend, _ in active):
-                logger.warning(
-                    "no member has a chat template, so they read messages as plain text (User: "
-                    "...), as base models do. For answers, use instruction-tuned models"
-                )
+        if conversation is not None:
+            self._warn_of_base_models(active)
         return responses
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:

@@ -41,6 +41,7 @@ LARK = f"its dialect differs from Lark. Send {{{EXTENSION!r}: {{'grammar': ...}}
 FORM = "send response_format, json_schema, regex or choices"
 
 REFUSED: Mapping[str, str] = {
+    "assets": "the members read text",
     "audio": "the members write text",
     "background": NO_STORE,
     **dict.fromkeys(("conversation", "previous_response_id"), WHOLE),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from adafuse_llm import Decision
 from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.questions import to_answer, to_question
-from adafuse_llm.decisions import state_text
+from adafuse_llm.decisions import Question, state_text
 from adafuse_llm.errors import InvalidInputError
 from langchain_adafuse._calls import langchains_error, usage_metadata
 from langchain_adafuse._messages import to_turn
@@ -65,11 +66,29 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
         return await model.ainvoke(input, config)  # type: ignore[no-any-return]
 
     def _classify(self, state: lc.State, questions: dict[str, lc.Question]) -> AdaFuseResponse:
-        sent = {name: _to_plain(each.model_dump()) for name, each in questions.items()}
-        asked = {name: to_question(each) for name, each in sent.items()}
-        options: Any = {**self._decide_options, "orders": self.orders, "timeout": self.timeout}
+        asked = self._asked(state, questions)
         with langchains_error():
-            decision = self._loaded().decide(_to_plain(state), asked, **options)
+            return self._response(asked["questions"], self._loaded().decide(**asked))
+
+    async def _aclassify(
+        self, state: lc.State, questions: dict[str, lc.Question]
+    ) -> AdaFuseResponse:
+        asked = self._asked(state, questions)
+        engine = await asyncio.to_thread(self._loaded)
+        with langchains_error():
+            return self._response(asked["questions"], await engine.adecide(**asked))
+
+    def _asked(self, state: lc.State, questions: Mapping[str, lc.Question]) -> dict[str, Any]:
+        sent = {name: _to_plain(each.model_dump()) for name, each in questions.items()}
+        return {
+            **self._decide_options,
+            "state": _to_plain(state),
+            "questions": {name: to_question(each) for name, each in sent.items()},
+            "orders": self.orders,
+            "timeout": self.timeout,
+        }
+
+    def _response(self, asked: Mapping[str, Question], decision: Decision) -> AdaFuseResponse:
         body = {
             "model": self.model_name,
             "answers": {name: to_answer(asked[name], decision[name]) for name in asked},

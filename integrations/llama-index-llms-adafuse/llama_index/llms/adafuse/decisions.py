@@ -25,13 +25,16 @@ class AdaFuseSelector(BaseSelector):
     count. The ``reason`` of a selection has its probability.
 
     Args:
-        llm: its members answer, with its options for decisions and its `request_timeout`.
+        llm: its members answer, with its options for decisions and its `request_timeout`. Instead,
+            pass `members=`, `engine=` or other fields of `AdaFuseLLM`.
         threshold: probability from which on a choice is selected beside the likeliest one. The
             probabilities of all choices together are 1.
     """
 
-    def __init__(self, llm: AdaFuseLLM, threshold: float = 1.0) -> None:
-        self._llm = llm
+    def __init__(
+        self, llm: AdaFuseLLM | None = None, threshold: float = 1.0, **fields: Any
+    ) -> None:
+        self._llm = AdaFuseLLM(**fields) if llm is None else llm
         self._threshold = threshold
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
@@ -65,7 +68,7 @@ class AdaFuseRelevance(BaseNodePostprocessor):
     """
 
     llm: AdaFuseLLM
-    """Its members answer, with its options for decisions and its `request_timeout`."""
+    """As for `AdaFuseSelector`."""
 
     threshold: float = 0.5
     """Lowest probability of the passages that are kept. Small members rank passages better than
@@ -73,6 +76,11 @@ class AdaFuseRelevance(BaseNodePostprocessor):
 
     top_n: int | None = Field(default=None, ge=1)
     """Maximum number of passages that are kept. None: all."""
+
+    def __init__(self, llm: AdaFuseLLM | None = None, **fields: Any) -> None:
+        own = {name: fields.pop(name) for name in type(self).model_fields if name in fields}
+        own["llm"] = AdaFuseLLM(**fields) if llm is None else llm
+        super().__init__(**own)
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
