@@ -22,7 +22,7 @@ from adafuse_llm.evaluation.confidence import Array, Coverage, area, calibration
 FEWEST, FEWEST_OF_A_LABEL, FOLDS = 50, 5, 10
 RIDGE = 1.0  # of squared coefficients, for log-probabilities with a standard deviation of 1
 WORTH = 1.92  # what a member must add to the log-likelihood: p < 0.05 in a likelihood-ratio test
-LEAST = 1e-3  # coefficient of a member that knows nothing
+LEAST = 2e-3  # sum of the coefficients of members that all know nothing
 STEPS = 50
 
 
@@ -156,16 +156,17 @@ def _softmax(scores: Array) -> Array:
 
 def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], members: int) -> Array:
     """Return the best coefficients with which no allowed member has a negative one."""
-    found = []
+    labels, found = range(members, table.shape[2]), []
     for size in range(1, len(allowed) + 1):
         for chosen in combinations(allowed, size):
-            coefficients, worth = _fit(table, right, [*chosen, *range(members, table.shape[2])])
-            own = coefficients[[*chosen]]
-            if size == 1:
-                coefficients[chosen[0]] = max(own[0], LEAST)
-            if size == 1 or own.min() > 0:
+            coefficients, worth = _fit(table, right, [*chosen, *labels])
+            if coefficients[[*chosen]].min() >= LEAST:
                 found.append((worth - WORTH * size, coefficients))
-    return max(found, key=lambda each: each[0])[1]
+    if found:
+        return max(found, key=lambda each: each[0])[1]
+    coefficients, _ = _fit(table, right, labels)
+    coefficients[[*allowed]] = LEAST / len(allowed)
+    return coefficients
 
 
 def _fit(table: Array, right: NDArray[np.int64], columns: Sequence[int]) -> tuple[Array, float]:
@@ -178,7 +179,7 @@ def _fit(table: Array, right: NDArray[np.int64], columns: Sequence[int]) -> tupl
     for _ in range(STEPS):
         chance = _softmax(np.where(exists, known @ weights, np.nan))
         worth = np.log(chance[questions, right]).sum() - RIDGE * (weights @ weights) / 2
-        if np.abs(step).max() < 1e-9:
+        if np.abs(step).max(initial=0.0) < 1e-9:
             break
         mean = np.einsum("qo,qof->qf", chance, known)
         slope = (known[questions, right] - mean).sum(axis=0) - RIDGE * weights

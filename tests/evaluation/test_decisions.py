@@ -54,6 +54,14 @@ def test_members_that_know_nothing_leave_equal_probabilities() -> None:
     assert (fit.threshold, fit.coverage) == (None, 0)
 
 
+def test_a_member_that_prefers_wrong_options_does_not_count() -> None:
+    logprobs, rights = drawn(2, (1.0, 0.5))
+    misled = [np.stack([-each[0], each[1]]) for each in logprobs]
+    fit = fit_decisions(["oak", "elm"], misled, rights, labels=["yes", "no"])
+    assert fit.weights == {"oak": 0, "elm": 1}
+    assert fit.accuracy.value == fit.alone["elm"].value > 60
+
+
 def test_the_threshold_allows_few_enough_wrong_answers() -> None:
     logprobs, rights = drawn(2, (1.0, 1.0))
     fit = fit_decisions(["oak", "elm"], logprobs, rights, most_wrong=10)
