@@ -72,8 +72,8 @@ class DecisionCalibration(BaseModel):
     """What turns the members' answers to typed questions into calibrated probabilities.
 
     The log-probability of an option is the weighted mean of the members' log-probabilities, divided
-    by the temperature, plus the option's intercept. All options are then normalized. It is valid
-    for the same members, the default orders, and similar questions.
+    by the temperature, plus the option's intercept. All options are then normalized. ``adafuse tune
+    --decide`` fits it. It is valid for the same members, the default orders, and similar questions.
 
     Attributes:
         weights: weight of each member, 0 for those that do not help.
@@ -106,7 +106,7 @@ class DecisionCalibration(BaseModel):
             raise InvalidOptionError(
                 f"option 'decisions': it was fitted on answers of {', '.join(self.weights)}, not "
                 f"of {', '.join(members)}. Pass decisions=None (-o decisions=null on the command "
-                "line), or fit it again."
+                "line), or run adafuse tune --decide again."
             )
 
 

@@ -304,8 +304,8 @@ class AdaFuseConfig(Options):
     that decode. If a call lets other members decode, its responses have no confidence."""
     decisions: DecisionCalibration | None = None
     """What turns the members' answers to typed questions into calibrated probabilities
-    (`Engine.decide`). It must be of the members that decode. It has no effect on calls with
-    ``use``, ``weights`` or ``orders``, and on responses."""
+    (`Engine.decide`), as ``adafuse tune --decide`` writes it. It must be of the members that
+    decode. It has no effect on calls with ``use``, ``weights`` or ``orders``, and on responses."""
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         own = AdaFuseConfig.model_fields

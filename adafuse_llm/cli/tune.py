@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal
 
-from rich.console import Group, RenderableType
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import InvalidInputError, RequestCancelledError, __version__
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    InvalidInputError,
+    RequestCancelledError,
+    __version__,
+)
+from adafuse_llm.calibration import DecisionCalibration
 from adafuse_llm.cli.common import INTERRUPTED, RESUMABLE, Command, Parser, Setup
 from adafuse_llm.cli.run import add_prompt
 from adafuse_llm.cli.terminal import (
@@ -27,8 +38,9 @@ from adafuse_llm.cli.terminal import (
     tell,
 )
 from adafuse_llm.config import SAMPLING
-from adafuse_llm.evaluation import tuning
-from adafuse_llm.evaluation.confidence import Reliability
+from adafuse_llm.evaluation import decisions, tuning
+from adafuse_llm.evaluation.comparison import Score
+from adafuse_llm.evaluation.confidence import Coverage, Reliability
 from adafuse_llm.evaluation.exact_match import load_metric
 from adafuse_llm.evaluation.files import Results, prompt_form
 from adafuse_llm.loading.config_file import ConfigFile, write_config
@@ -42,6 +54,11 @@ def add_flags(parser: Parser) -> None:
     text = 'JSON lines with "question" and "answer". Default: questions for the embedded members.'
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=text)
     parser.flag("--output FILE", "Configuration file to write.", default=Path("adafuse.yaml"))
+    parser.flag(
+        "--decide",
+        'Calibrate typed questions. A line of FILE has "state", "question", "answer" and, if the '
+        'answer is not yes or no, "options"; "kind": "score" makes them a scale.',
+    )
     add_prompt(parser)
     parser.flag("--limit N", "Use only the first N questions.")
     parser.flag(
@@ -53,6 +70,9 @@ def add_flags(parser: Parser) -> None:
     parser.flag("--seed NUMBER", "Seed of the search.", dest="search_seed", type=int, default=1)
     parser.flag("--held-out SHARE", "Share of questions for the test.", type=float, default=0.5)
     parser.flag("--keep-ensemble", "Write the ensemble even if it is not significantly better.")
+    text = "With --decide: percentage of the sure answers that may be wrong."
+    parser.flag("--most-wrong NUMBER", text, type=float, default=5.0)
+    parser.flag("--report FILE", "HTML page to write, with what the terminal shows.")
     parser.flag("--json", "Print one JSON object.")
 
 
@@ -67,21 +87,29 @@ def tune(setup: Setup, flags: Namespace) -> int:
     With 50 answers or more, at least 5 of them right and 5 wrong, OUTPUT also calibrates the
     confidence of every answer, and a table shows how many of the surest answers are right.
 
+    With --decide, there is no search: all members answer the typed questions of FILE, OUTPUT
+    calibrates the probabilities of the options, and a threshold says which answers are sure.
+
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
     again.
     """
-    if setup.file.calibration is not None or setup.file.decisions is not None:
+    old = {"decisions"} if flags.decide else {"calibration", "decisions"}
+    if any(getattr(setup.file, name) is not None for name in old):
         tell("the old calibration is left out; with enough answers, a new one is fitted")
-        kept = setup.file.model_fields_set - {"calibration", "decisions"}
-        values = {name: getattr(setup.file, name) for name in kept}
-        setup = replace(setup, file=ConfigFile(**values))
-    file, output, seed, held_out = flags.file, flags.output, flags.search_seed, flags.held_out
+        kept = {name: getattr(setup.file, name) for name in setup.file.model_fields_set - old}
+        setup = replace(setup, file=ConfigFile(**kept))
+    try:
+        return _fit(setup, flags) if flags.decide else _search(setup, flags)
+    except RequestCancelledError:
+        tell(RESUMABLE)
+        return INTERRUPTED
+
+
+def _search(setup: Setup, flags: Namespace) -> int:
+    file, seed, held_out = flags.file, flags.search_seed, flags.held_out
     questions = _questions(setup, flags)
     metric = flags.metric or ("verbatim" if file is None else "exact_match")
     load_metric(metric)
-    results = Results(output.with_name(f"{output.name}.trials.jsonl"))
-    if output.exists() and not flags.overwrite and not results.path.exists():
-        raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
     config = setup.file.config
     if file is not None and "stop" not in setup.file.options:
         config = config.override({"stop": ("\nQuestion:",)})  # base models write another one
@@ -96,14 +124,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
         "held-out": held_out,
         "seed": seed,
     }
-    numbers = range(1, 10**12)
-    with ExitStack() as stack:
-        stack.enter_context(results.lock())
-        known = [] if flags.overwrite else results.done(identity, numbers)
-        engine = stack.enter_context(setup.load(config))
-        cancel = stack.enter_context(cancel_on_interrupt())
-        progress = stack.enter_context(progress_bar())
-        results.begin(identity, afresh=not known)
+    with _job(setup, flags, config, identity) as (engine, known, results, cancel, progress):
         settings = len(engine.config.use or engine.members) + flags.trials
         bar = progress.add_task("answers", total=settings * searched + 2 * tested)
 
@@ -112,35 +133,88 @@ def tune(setup: Setup, flags: Namespace) -> int:
             if answer.error is not None:
                 progress.console.print(f"line {answer.line}: {one_line(answer.error)}")
 
-        try:
-            result = tuning.tune(
-                engine,
-                questions,
-                metric=metric,
-                trials=flags.trials,
-                seed=seed,
-                held_out=held_out,
-                fixed=setup.file.options,
-                known=known,
-                log=results.append,
-                cancel=cancel,
-                on_answer=on_answer,
-            )
-        except RequestCancelledError:
-            tell(RESUMABLE)
-            return INTERRUPTED
+        result = tuning.tune(
+            engine,
+            questions,
+            metric=metric,
+            trials=flags.trials,
+            seed=seed,
+            held_out=held_out,
+            fixed=setup.file.options,
+            known=known,
+            log=results.append,
+            cancel=cancel,
+            on_answer=on_answer,
+        )
     options = result.ensemble if flags.keep_ensemble else result.options
+    found, confidence = {**options}, result.confidence_of(options)
+    if not isinstance(confidence, str) and confidence.calibration is not None:
+        found["calibration"] = confidence.calibration.model_dump()
     comment = (
-        f"adafuse tune, adafuse-llm {__version__}, {date.today().isoformat()}\n"  # noqa: DTZ011
         f"{result.metric}, {result.searched} questions to search on, {result.held_out} held out, "
         f"seed {result.seed}, {len(result.trials)} settings tried\n{result.verdict}\n"
     )
-    write_config(output, _file_options(setup, result, options), comment=comment)
+    values = result.model_dump(mode="json")
+    values |= {"written": options, "pays": result.pays, "verdict": result.verdict}
+    written = _file_options(setup, result.strategy, found)
+    return _write(flags, written, comment, values, _shown(result, options, flags.output))
+
+
+def _fit(setup: Setup, flags: Namespace) -> int:
+    if flags.file is None:
+        raise InvalidInputError("pass a FILE with typed questions and their answers")
+    questions = decisions.read_labeled(flags.file.read_bytes(), flags.limit)
+    config = setup.file.config
+    config.member_weights(member_names(setup.file.members))  # raises an error for unknown ones
+    asked = hashlib.sha256(repr(questions).encode()).hexdigest()
+    identity = {"typed questions": asked, **setup.identity(config)}
+    with _job(setup, flags, config, identity) as (engine, known, results, cancel, progress):
+        total = sum(len(each.question.orders(None)) for each in questions)
+        records = decisions.measured(engine, questions, known, cancel)
+        for record in progress.track(records, total, len(known), description="prompts"):
+            results.append(record)
+            known.append(record)
+    fit = decisions.fit_labeled(questions, known, flags.most_wrong)
+    found = {"decisions": fit.model_dump(include={*DecisionCalibration.model_fields})}
+    comment = f"--decide, {fit.questions} questions, {fit.accuracy.shown()} % right\n"
+    written = _file_options(setup, setup.file.strategy, found)
+    shown = _shown_fit(fit, flags.most_wrong, flags.output)
+    return _write(flags, written, comment, fit.model_dump(mode="json"), shown)
+
+
+@contextmanager
+def _job(
+    setup: Setup, flags: Namespace, config: AdaFuseConfig, identity: dict[str, Any]
+) -> Iterator[tuple[AdaFuseEngine, list[dict[str, Any]], Results, Event, Progress]]:
+    """Yield the engine, known results, the file of results, and what cancels and shows."""
+    output = flags.output
+    results = Results(output.with_name(f"{output.name}.trials.jsonl"))
+    if output.exists() and not flags.overwrite and not results.path.exists():
+        raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
+    with ExitStack() as stack:
+        stack.enter_context(results.lock())
+        known = [] if flags.overwrite else results.done(identity, range(10**12))
+        engine = stack.enter_context(setup.load(config))
+        cancel = stack.enter_context(cancel_on_interrupt())
+        progress = stack.enter_context(progress_bar())
+        results.begin(identity, afresh=not known)
+        yield engine, known, results, cancel, progress
+
+
+def _write(
+    flags: Namespace, options: dict[str, Any], comment: str, values: dict[str, Any], shown: Group
+) -> int:
+    today = date.today().isoformat()  # noqa: DTZ011
+    comment = f"adafuse tune, adafuse-llm {__version__}, {today}\n{comment}"
+    write_config(flags.output, options, comment=comment)
+    if flags.report is not None:
+        page = Console(record=True, file=io.StringIO(), width=120)
+        page.print(shown)
+        page.save_html(flags.report)
     if flags.json:
-        chosen = {"written": options, "pays": result.pays, "verdict": result.verdict}
-        print_json({**result.model_dump(mode="json"), **chosen})
+        print_json(values)
     else:
-        stdout_console().print(_shown(result, options, output))
+        stdout_console().print(shown)
     return 0
 
 
@@ -158,27 +232,23 @@ def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
     return questions[: flags.limit]
 
 
-def _file_options(setup: Setup, result: tuning.Tuning, options: dict[str, Any]) -> dict[str, Any]:
+def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file, with only the models that decode."""
-    alone = len(options["use"]) == 1  # one model needs no weights and no option of the search
-    dropped = {*tuning.CHOICES, "weights"} if alone else {}
-    typed = {name: value for name, value in setup.file.options.items() if name not in dropped}
-    written = {"strategy": "single" if alone else result.strategy, **typed, **options}
-    file = setup.file
+    file, alone = setup.file, len(found.get("use", ())) == 1
+    # one model needs no weights and no option of the search
+    dropped = {*tuning.CHOICES, "weights"} if alone else set()
+    typed = file.config.model_dump(mode="json", exclude_unset=True, exclude=dropped)
+    written = {"strategy": "single" if alone else strategy, **typed, **found}
     if file.models:
         names = member_names(file.members)
-        chosen = written.pop("use")
+        chosen = written.pop("use", None) or names
         models = dict(zip(names, file.models, strict=True))
         written["models"] = [_from_anywhere(models[name], name) for name in chosen]
         if written.get("weights") is not None:
             weights = file.config.member_weights(names)
             written["weights"] = [weights[name] for name in chosen]
         written |= {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
-    known = result.confidence_of(options)
-    if not isinstance(known, str) and known.calibration is not None:
-        written["calibration"] = known.calibration.model_dump()
-    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in written.items()}
-    return {k: v for k, v in plain.items() if v is not None}
+    return {name: value for name, value in written.items() if value is not None}
 
 
 def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str, Any]:
@@ -199,20 +269,50 @@ def _shown(result: tuning.Tuning, options: dict[str, Any], output: Path) -> Grou
     searched += [("ensemble", trial) for trial in ranked]
     alone = len(options["use"]) == 1
     written = f"{options['use'][0]} alone" if alone else "the ensemble"
-    reach = (
-        f"Every member alone is wrong on {result.out_of_reach.shown()} % of the "
-        f"{result.searched} questions; no choice among their answers can be right there."
-    )
+    reach = _reach(result.out_of_reach, result.searched)
     return Group(
         title,
-        _table(result.metric, searched),
+        _trials(result.metric, searched),
         "",
         Text(f"{result.held_out} held-out questions", "bold"),
-        _table(result.metric, [*result.tested.items()]),
+        _trials(result.metric, [*result.tested.items()]),
         "",
         *_confidence(written, result.confidence_of(options)),
         "",
         Text(printable(f"{reach}\n{result.verdict}\n{output} describes {written}.")),
+    )
+
+
+def _shown_fit(fit: decisions.DecisionFit, most_wrong: float, output: Path) -> Group:
+    table = _table("", "right, %", "weight", "changes with the order, %")
+    for name, right in fit.alone.items():
+        changes = fit.flips[name].shown()
+        table.add_row(printable(name), right.shown(), f"{fit.weights[name]:.2f}", changes)
+    table.add_row("together", fit.accuracy.shown())
+    figures = f"Calibration error: {fit.error:.1f} points."
+    if fit.area is not None:
+        first = next(iter(fit.intercepts))
+        figures = f"Area under the ROC curve of {first}: {fit.area.shown()} %. {figures}"
+    sure = (
+        f"These questions do not show that the surest answers are at most {most_wrong:g} % wrong. "
+        "Add questions, or allow more (--most-wrong)."
+    )
+    if fit.threshold is not None:
+        sure = (
+            f"At most {most_wrong:g} % of the answers with a confidence of {fit.threshold:.3f} or "
+            "more are wrong (this bound holds in 95 % of cases). They are "
+            f"{fit.coverage:.0f} % of the answers; hand over the others."
+        )
+    reach = _reach(fit.beta, fit.questions)
+    end = Text(printable(f"{figures}\n\n{reach}\n{sure}\n{output} has the calibration."))
+    title = Text(f"{fit.questions} questions", "bold").append("; cross-validated", "not bold dim")
+    return Group(title, table, "", _curve(fit.curve), end)
+
+
+def _reach(missed: Score, questions: int) -> str:
+    return (
+        f"Every member alone is wrong on {missed.shown()} % of the {questions} questions; no "
+        "choice among their answers can be right there."
     )
 
 
@@ -221,25 +321,25 @@ def _confidence(written: str, worth: Reliability | str) -> list[RenderableType]:
         return [Text(printable(f"No confidence: {worth}."))]
     title = Text(f"Confidence of {written}", "bold")
     title.append(f"; cross-validated on {worth.questions} questions", "not bold dim")
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("surest answers, %", "confidence from", "right among them, %"):
-        table.add_column(column, justify="right", overflow="fold")
-    for point in worth.curve:
-        table.add_row(str(point.answered), f"{point.confidence:.2f}", point.right.shown())
     figures = (
         f"A right answer has a higher confidence than a wrong one in {worth.area.shown()} % of all "
         f"pairs (area under the ROC curve). Calibration error: {worth.error:.1f} points."
     )
     if worth.area.low <= 50:
         figures += " These questions do not show that this confidence is better than chance."
-    return [title, table, Text(figures)]
+    return [title, _curve(worth.curve), Text(figures)]
 
 
-def _table(metric: str, rows: Sequence[tuple[str, tuning.Trial]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", metric, "tokens", "setting"):
-        justify: Literal["left", "right"] = "left" if column in ("", "setting") else "right"
-        table.add_column(column, justify=justify, overflow="fold")
+def _curve(points: Sequence[Coverage]) -> Table:
+    table = _table("surest answers, %", "confidence from", "right among them, %", "")
+    for point in points:
+        right, bar = point.right, Bar(100, 0, point.right.value, width=40)
+        table.add_row(str(point.answered), f"{point.confidence:.2f}", right.shown(), bar)
+    return table
+
+
+def _trials(metric: str, rows: Sequence[tuple[str, tuning.Trial]]) -> Table:
+    table = _table("", metric, "tokens", "setting")
     for name, trial in rows:
         chosen = trial.options["use"]
         parts = [f"{key} {value}" for key, value in trial.options.items() if key != "use"]
@@ -247,6 +347,14 @@ def _table(metric: str, rows: Sequence[tuple[str, tuning.Trial]]) -> Table:
         failed = f" ({trial.failed} failed)" if trial.failed else ""
         cells = (name, f"{trial.score:.1f}{failed}", f"{trial.tokens:.0f}", setting)
         table.add_row(*map(printable, cells))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        justify: Literal["left", "right"] = "left" if column in ("", "setting") else "right"
+        table.add_column(column, justify=justify, overflow="fold")
     return table
 
 

@@ -1,5 +1,7 @@
 """Fit decisions on labeled questions, and measure by cross-validation what they are worth.
 
+`read_labeled` reads the questions, `measured` asks the members, and `fit_labeled` fits the answers.
+
 The scores of the options are the weighted mean of the members' log-probabilities, divided by a
 temperature, plus an intercept for each label; their softmax are the probabilities. The order of the
 options needs no intercept, because the log-probabilities are means over the orders.
@@ -8,22 +10,30 @@ options needs no intercept, because the log-probabilities are means over the ord
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, repeat
+from threading import Event
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm import decisions as typed
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.errors import DecodingError, InvalidInputError, short_list, short_repr
 from adafuse_llm.evaluation.comparison import Score, share
 from adafuse_llm.evaluation.confidence import Array, Coverage, area, calibration_error, curve
+from adafuse_llm.evaluation.files import Line, read_lines
 
 FEWEST, FEWEST_OF_A_LABEL, FOLDS = 50, 5, 10
 RIDGE = 1.0  # of squared coefficients, for log-probabilities with a standard deviation of 1
 WORTH = 1.92  # what a member must add to the log-likelihood: p < 0.05 in a likelihood-ratio test
 LEAST = 2e-3  # sum of the coefficients of members that all know nothing
 STEPS = 50
+
+Record: TypeAlias = dict[str, Any]
 
 
 class DecisionFit(BaseModel):
@@ -42,6 +52,7 @@ class DecisionFit(BaseModel):
         threshold: confidence from which on few enough answers are wrong, in 95 % of cases; or None.
         coverage: share of the answers at or above the threshold, in percent.
         beta: share of questions that all members alone get wrong, whatever chooses among them.
+        flips: share of questions whose likeliest option changes with the order, by member.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,6 +69,110 @@ class DecisionFit(BaseModel):
     threshold: float | None
     coverage: float
     beta: Score
+    flips: dict[str, Score] = {}
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """A typed question about a state, on a line of a file. The answer is ``options[right]``."""
+
+    line: int
+    state: str
+    question: typed.Question
+    options: list[str]
+    right: int
+
+
+def read_labeled(content: bytes, limit: int | None = None) -> list[Labeled]:
+    """Return the typed questions of a JSON Lines file, or the first `limit` of them.
+
+    Raises:
+        InvalidInputError: a line cannot be used, or there are too few for a fit.
+    """
+    questions = []
+    for line in read_lines(content)[:limit]:
+        try:
+            questions.append(_labeled(line))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"line {line.number} of the test set: {error}") from None
+    _check_enough(**_facts(questions))
+    return questions
+
+
+def _labeled(line: Line) -> Labeled:
+    if line.problem is not None:
+        raise InvalidInputError(line.problem)
+    text, options = line.question or "", line.item.get("options")
+    kind = line.item.get("kind", "predicate" if options is None else "choice")
+    if kind == "predicate" and options is None:
+        question: typed.Question = typed.Predicate(text)
+    elif kind in ("choice", "score"):
+        question = (typed.Choice if kind == "choice" else typed.Score)(text, options or [])
+    else:
+        raise InvalidInputError(
+            'its "kind" must be choice or score with "options", or predicate without; got '
+            f"{short_repr(kind)} with {short_repr(options)}"
+        )
+    names = question.orders(1)[0]
+    if line.label not in names:
+        raise InvalidInputError(
+            f'its "answer" must be one of {short_list(names)}; got {short_repr(line.label)}'
+        )
+    state = typed.state_text(line.item.get("state"), 'its "state"')
+    return Labeled(line.number, state, question, names, names.index(line.label))
+
+
+def _facts(questions: Sequence[Labeled]) -> dict[str, Any]:
+    """Return what a fit takes besides the log-probabilities."""
+    first, numbers = questions[0].options, dict[str, int]()
+    return {
+        "rights": [each.right for each in questions],
+        "labels": first if all(each.options == first for each in questions) else (),
+        "groups": [numbers.setdefault(each.state, len(numbers)) for each in questions],
+    }
+
+
+def measured(
+    engine: AdaFuseEngine, questions: Sequence[Labeled], known: Sequence[Record], cancel: Event
+) -> Iterator[Record]:
+    """Yield the log-probabilities of each prompt, [options] by member, as JSON data.
+
+    A question has a prompt for each order. Those that are `known` are left out.
+    """
+    done, prompts = {record["line"] for record in known}, []
+    for asked in questions:
+        named = {f"line {asked.line}": asked.question}
+        requests, _ = typed.ask(engine, [asked.state], named, {"cancel": cancel})
+        prompts += [*zip(requests, repeat(asked), asked.question.orders(None))]
+    todo = [number for number in range(len(prompts)) if number not in done]
+    for index, scores in engine.open([prompts[number][0] for number in todo]):
+        _, asked, order = prompts[todo[index]]
+        rows = {}
+        for member in engine.config.member_weights(engine.members):
+            found = typed.label_logprobs(member, order, scores)
+            rows[member] = [found[option] for option in asked.options]
+            if -math.inf in rows[member]:
+                raise DecodingError(
+                    f"line {asked.line}: member {member!r} gives an option no probability. Leave "
+                    "it out with --use."
+                )
+        yield {"line": todo[index], "logprobs": rows}
+
+
+def fit_labeled(
+    questions: Sequence[Labeled], records: Sequence[Record], most_wrong: float
+) -> DecisionFit:
+    """Fit what `measured` has found, as `fit_decisions` does."""
+    found = (record["logprobs"] for record in sorted(records, key=lambda each: each["line"]))
+    tables = [  # [orders, members, options]
+        np.array([[*next(found).values()] for _ in each.question.orders(None)])
+        for each in questions
+    ]
+    members = [*records[0]["logprobs"]]
+    means = [table.mean(axis=0) for table in tables]
+    fit = fit_decisions(members, means, most_wrong=most_wrong, **_facts(questions))
+    changes = {name: flips([table[:, n] for table in tables]) for n, name in enumerate(members)}
+    return fit.model_copy(update={"flips": changes})
 
 
 def fit_decisions(
@@ -82,18 +197,12 @@ def fit_decisions(
     Raises:
         InvalidInputError: there are too few questions.
     """
-    right = np.array(rights, dtype=np.int64)
-    states = np.unique(range(len(right)) if groups is None else groups, return_inverse=True)[1]
-    size, counts = states.max(initial=-1) + 1, np.bincount(right, minlength=len(labels))
-    if len(right) < FEWEST or size < FOLDS or (labels and counts.min() < FEWEST_OF_A_LABEL):
-        raise InvalidInputError(
-            f"a fit needs {FEWEST} labeled questions about {FOLDS} states, and {FEWEST_OF_A_LABEL} "
-            f"for each label with an intercept; got {len(right)} of {size} states; by option: "
-            f"{', '.join(map(str, counts))}"
-        )
+    groups = range(len(rights)) if groups is None else groups
+    _check_enough(rights, labels, groups)
+    right, states = np.array(rights), np.unique(groups, return_inverse=True)[1]
     everyone = range(len(members))
     table = _table(logprobs, len(labels))
-    fold = np.random.default_rng(1).permutation(size)[states] % FOLDS
+    fold = np.random.default_rng(1).permutation(states.max() + 1)[states] % FOLDS
 
     def tested(allowed: Sequence[int]) -> Array:
         found = np.zeros(table.shape[:2])
@@ -125,6 +234,16 @@ def fit_decisions(
         coverage=100 * covered / len(right),
         beta=share(int((~hits.any(axis=0)).sum()), len(right)),
     )
+
+
+def _check_enough(rights: Sequence[int], labels: Sequence[str], groups: Sequence[int]) -> None:
+    size, counts = len({*groups}), np.bincount(np.array(rights), minlength=len(labels))
+    if len(rights) < FEWEST or size < FOLDS or (labels and counts.min() < FEWEST_OF_A_LABEL):
+        raise InvalidInputError(
+            f"a fit needs {FEWEST} labeled questions about {FOLDS} states, and {FEWEST_OF_A_LABEL} "
+            f"for each label with an intercept; got {len(rights)} of {size} states; by option: "
+            f"{', '.join(map(str, counts))}"
+        )
 
 
 def flips(orders: Sequence[Array]) -> Score:

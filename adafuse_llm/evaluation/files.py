@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Line:
         messages: the conversation to answer; None if the line has a question instead.
         label: the accepted answer or answers, as in the file.
         problem: why the line cannot be used; None if it can.
+        item: all that the line has, by name.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Line:
     label: Any = None
     problem: str | None = None
     messages: list[dict[str, Any]] | None = None
+    item: dict[str, Any] = field(default_factory=dict)
 
 
 def read_text(path: Path) -> str:
@@ -118,7 +120,7 @@ def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
         question = users[-1] if users and isinstance(users[-1], str) else None
     if problem is None and "answer" not in item:
         problem = 'it has no "answer"'
-    return Line(number, question, item.get("answer"), problem, messages)
+    return Line(number, question, item.get("answer"), problem, messages, item)
 
 
 def is_lost(error: str | None) -> bool:

@@ -1,11 +1,13 @@
 """Fits of decisions: weights, temperature, intercepts, and what they are worth."""
 
+import json
+
 import numpy as np
 import pytest
 
-from adafuse_llm import InvalidInputError
+from adafuse_llm import Choice, InvalidInputError, Score
 from adafuse_llm.evaluation.confidence import Array
-from adafuse_llm.evaluation.decisions import fit_decisions, flips
+from adafuse_llm.evaluation.decisions import fit_decisions, flips, read_labeled
 
 QUESTIONS = 400
 
@@ -109,3 +111,13 @@ def test_a_fit_needs_enough_questions(rights: list[int], states: int, message: s
     known, groups = [np.zeros((1, 2))] * len(rights), [n % states for n in range(len(rights))]
     with pytest.raises(InvalidInputError, match=message):
         fit_decisions(["oak"], known, rights, labels=["yes", "no"], groups=groups)
+
+
+def test_lines_can_have_a_choice_or_a_scale() -> None:
+    options = {"sales": "", "bugs": "it fails"}
+    item = {"question": "Which?", "options": options, "answer": "sales"}
+    kinds = ["choice", "score"] * 30
+    lines = [json.dumps({**item, "state": [n], "kind": kind}) for n, kind in enumerate(kinds)]
+    choice, scale, *_ = read_labeled("\n".join(lines).encode())
+    assert (choice.question, choice.options[choice.right]) == (Choice("Which?", options), "sales")
+    assert (scale.question, scale.options) == (Score("Which?", options), ["sales", "bugs"])
