@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from adafuse_llm.errors import short_list, short_repr
 from adafuse_llm.results import Generation
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool, map_json
@@ -42,6 +44,8 @@ _WRITTEN = re.compile(r'"name"\s*:\s*"[^"\n]*"\s*,\s*"arguments"\s*:')
 HALF = re.compile("[\ud800-\udfff]")
 """Half of a character in UTF-16, such as half an emoji, which cannot be encoded."""
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_NUMBER_AT_END = re.compile(r"\d[\d.eE+-]*\Z")
+_OTHER_BRACKET = str.maketrans("]}", "}]")
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,34 @@ class InvalidToolCall:
     is_closed: bool = True
 
 
+@dataclass(frozen=True)
+class CallPiece:
+    """The next piece of a call. After the last one, the call follows.
+
+    Attributes:
+        number: which call of the reply it is, from 0.
+        name: the name of the tool in the first piece of a call, and None in the others.
+        arguments: the next characters of the arguments as JSON. If the call turns out to be
+            invalid, they end in a wrong bracket, so that no client completes and runs it.
+    """
+
+    number: int
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True)
+class _OpenCall:
+    """A call that members still write: the JSON of its arguments so far, and what closes it."""
+
+    name: str
+    written: str
+    closers: str
+
+
 ParsedCall = ToolCall | InvalidToolCall
-Part = Text | Reasoning | ToolCall | InvalidToolCall
+Part = Text | Reasoning | CallPiece | ToolCall | InvalidToolCall
+_Read = Text | Reasoning | _OpenCall | ToolCall | InvalidToolCall
 
 _KIND_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
     CALL_OPENS: ToolCall,
@@ -102,7 +132,7 @@ class ReplyDelta:
     """What the next text adds to a reply.
 
     Attributes:
-        parts: text, reasoning, and calls that are complete now, in order.
+        parts: text, reasoning, pieces of calls, and calls that end now, in order.
         content, reasoning, calls: those of all parts.
         warnings: at the end of the reply, what is wrong with it and its calls.
     """
@@ -128,22 +158,32 @@ def cut_off(finish_reason: str | None, limit: str) -> str:
 class ReplyReader:
     """An incremental reader of one reply. It removes whitespace after reasoning and after calls.
 
-    It holds back a call up to its closing marker, text that may be the beginning of a marker, and a
-    reply that may be nothing but calls without markers. A call with the same name and arguments as
-    an earlier one is left out, and so are all calls after it: tools would act twice.
+    It holds back text that may be the beginning of a marker, and a reply that may be nothing but
+    calls without markers. A call comes at its closing marker or, with `in_pieces`, while members
+    write it. A call with the same name and arguments as an earlier one is left out, and so are all
+    calls after it: tools would act twice. A call that may become such a one comes when it differs.
 
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        as_text: whether malformed calls are text. Then, the one that a limit cut off is left out.
+        as_text: whether malformed calls without earlier pieces are text. Then, the one that a limit
+            cut off is left out.
+        in_pieces: whether the members follow the grammar of calls, so that no call is malformed
+            unless it is cut off.
     """
 
     def __init__(
-        self, tools: Sequence[Tool] = (), *, parallel: bool = True, as_text: bool = True
+        self,
+        tools: Sequence[Tool] = (),
+        *,
+        parallel: bool = True,
+        as_text: bool = True,
+        in_pieces: bool = False,
     ) -> None:
         self._tools = tools
         self._parallel = parallel
         self._as_text = as_text
+        self._in_pieces = in_pieces
         self._kind: type[Text | Reasoning | ToolCall] | None = None  # None before the first text
         self._buffer = ""  # text of this kind that may contain the beginning of a marker
         self._may_reason = True  # until the first text
@@ -154,6 +194,8 @@ class ReplyReader:
         self._calls: list[ParsedCall] = []
         self._keys: set[str] = set()
         self._repeated: ToolCall | None = None
+        self._number = -1  # of the last call that was passed on
+        self._begun: _OpenCall | None = None  # that call, as far as it was passed on
 
     def add(self, text: str, prefix: str = "", end: Generation | None = None) -> ReplyDelta:
         """Return what the next text adds to the reply.
@@ -171,28 +213,32 @@ class ReplyReader:
         head = begun.lstrip()[: len(REASONING_OPENS)]
         may_reason = self._may_reason and REASONING_OPENS.startswith(head)
         if self._kind is Text and not (self._tools or may_reason):  # no marker can come any more
-            parts: list[Part] = [Text(begun)]
+            parts: list[_Read] = [Text(begun)]
             self._buffer, self._may_reason = "", False
         else:
             parts = self._split(text)
             if end is not None:
                 parts += self._ended(cut)
+            elif self._in_pieces and self._kind is ToolCall:
+                parts += _open_call(self._buffer)
             parts = [released for part in parts for released in self._released(part)]
             if end is not None and self._held:
                 parts += self._without_markers(cut)
-        delta = ReplyDelta()
-        for part in parts:
-            self._show(part, delta)
-        if end is not None:
-            delta.warnings = self._warnings(cut)
-        return delta
+        shown = [each for part in parts for each in self._shown(part)]
+        return ReplyDelta(
+            shown,
+            "".join(part.text for part in shown if isinstance(part, Text)),
+            "".join(part.text for part in shown if isinstance(part, Reasoning)),
+            [part for part in shown if isinstance(part, (ToolCall, InvalidToolCall))],
+            [] if end is None else self._warnings(cut),
+        )
 
     # Markers -----------------------------------------------------------------------------------
 
-    def _split(self, text: str, *, is_last: bool = False) -> list[Part]:
+    def _split(self, text: str, *, is_last: bool = False) -> list[_Read]:
         """Add text to the buffer, and take the parts that later text cannot change."""
         self._buffer += text
-        parts: list[Part] = []
+        parts: list[_Read] = []
         while first := self._first_marker(is_last=is_last):
             position, marker = first
             parts += self._take(position)
@@ -202,7 +248,7 @@ class ReplyReader:
             parts += self._take(len(self._buffer) - begun_size(self._buffer, self._markers()))
         return parts
 
-    def _ended(self, cut: str) -> list[Part]:
+    def _ended(self, cut: str) -> list[_Read]:
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
             return [*parts, _unclosed(self._buffer, cut)]
@@ -234,7 +280,7 @@ class ReplyReader:
             markers.append(REASONING_OPENS)
         return markers
 
-    def _take(self, size: int) -> list[Part]:
+    def _take(self, size: int) -> list[_Read]:
         head, self._buffer = self._buffer[:size], self._buffer[size:]
         if self._kind is ToolCall:
             return [_read_call(head)]
@@ -247,7 +293,7 @@ class ReplyReader:
 
     # Parts -------------------------------------------------------------------------------------
 
-    def _released(self, part: Part) -> list[Part]:
+    def _released(self, part: _Read) -> list[_Read]:
         """Hold text while the reply can be calls without markers; return what need not be held."""
         if isinstance(part, Reasoning):
             return [part]
@@ -260,40 +306,63 @@ class ReplyReader:
         held, self._held = Text(self._held), ""
         return [held] if isinstance(part, Text) else [held, part]
 
-    def _without_markers(self, cut: str) -> list[Part]:
+    def _without_markers(self, cut: str) -> list[_Read]:
         calls, problem = _bare_calls(self._held, self._tools)
         if cut and problem:
             return [InvalidToolCall(None, self._held, cut, is_cut=True)]
         return [*calls] or [Text(self._held)]
 
-    def _show(self, part: Part, delta: ReplyDelta) -> None:
+    def _shown(self, part: _Read) -> list[Part]:
         if isinstance(part, Text):
             part = Text(part.text.lstrip() if self._at_start else part.text)
             self._at_start = self._at_start and not part.text
             self._text += part.text
-        else:
-            self._at_start = True
-        if isinstance(part, ToolCall):
-            key = call_key(part.name, part.arguments)
-            if key in self._keys:
-                self._repeated = self._repeated or part
+            return [part] if part.text else []
+        self._at_start = True
+        if isinstance(part, _OpenCall):
+            return self._shown_open(part)
+        return [part] if isinstance(part, Reasoning) else self._shown_call(part)
+
+    def _shown_open(self, call: _OpenCall) -> list[Part]:
+        begun = self._begun
+        if begun is None:  # an equal call is left out
+            calls = [each for each in self._calls if isinstance(each, ToolCall)]
+            equal = [_as_json(each.arguments) for each in calls if each.name == call.name]
+            if self._repeated or any(each.startswith(call.written) for each in equal):
+                return []
+        elif not call.written.startswith(begun.written):
+            return []
+        self._begun = call
+        return self._pieces(call.name, call.written, begun)
+
+    def _shown_call(self, call: ParsedCall) -> list[Part]:
+        begun, self._begun = self._begun, None
+        if isinstance(call, ToolCall):
+            key, written = call_key(call.name, call.arguments), _as_json(call.arguments)
+            if begun and (key in self._keys or not written.startswith(begun.written)):
+                call = InvalidToolCall(call.name, written, "its arguments have a key twice")
+            elif key in self._keys:
+                self._repeated = self._repeated or call
             self._keys.add(key)
-        if isinstance(part, (ToolCall, InvalidToolCall)):
-            if self._repeated or (self._calls and not self._parallel):
-                return
-            self._calls.append(part)
-        if isinstance(part, InvalidToolCall) and self._as_text:
-            closes = CALL_CLOSES if part.is_closed else ""
-            part = Text("" if part.is_cut else f"{CALL_OPENS}{part.text}{closes}")
-        if isinstance(part, Text):
-            if not part.text:
-                return
-            delta.content += part.text
-        elif isinstance(part, Reasoning):
-            delta.reasoning += part.text
-        else:
-            delta.calls.append(part)
-        delta.parts.append(part)
+        if begun is None and (self._repeated or (self._calls and not self._parallel)):
+            return []
+        self._calls.append(call)
+        if isinstance(call, InvalidToolCall):  # no client can complete this text, and run the tool
+            written = f"{CALL_OPENS}{call.text}"
+            if begun:
+                written = begun.written + begun.closers.translate(_OTHER_BRACKET)
+            elif self._as_text:
+                closes = CALL_CLOSES if call.is_closed else ""
+                return [] if call.is_cut else [Text(f"{written}{closes}")]
+        return [*self._pieces(call.name or "", written, begun), call]
+
+    def _pieces(self, name: str, written: str, begun: _OpenCall | None) -> list[Part]:
+        """Return the next piece of a call, if its arguments are more than those of `begun`."""
+        if begun is None:
+            self._number += 1
+            return [CallPiece(self._number, name, written)]
+        added = written[len(begun.written) :]
+        return [CallPiece(self._number, None, added)] if added else []
 
     def _warnings(self, cut: str) -> list[str]:
         warnings = []
@@ -401,6 +470,34 @@ def _to_call(call: Any, text: str) -> ParsedCall:
     if not isinstance(arguments, dict):
         return InvalidToolCall(name, text, 'the call has no "arguments" that are an object')
     return ToolCall(name, arguments)
+
+
+def _open_call(text: str) -> list[_OpenCall]:
+    """Read the beginning of a call that has its name, and the beginning of its arguments."""
+    whole = _NUMBER_AT_END.sub("", text)  # more digits could follow
+    with suppress(ValueError):  # more than JSON, or a number that is too large
+        call = from_json(whole, allow_partial="trailing-strings", allow_inf_nan=False)
+        match [*call.items()] if isinstance(call, dict) else None:
+            case [("name", str(name)), ("arguments", dict(arguments))]:
+                return [_OpenCall(name, *_unfinished(arguments))]
+    return []
+
+
+def _unfinished(value: Any) -> tuple[str, str]:
+    """Return the JSON of a value that can grow at its end, and apart from it what closes it."""
+    written = _as_json(value)
+    if isinstance(value, str):
+        return written[:-1], '"'
+    if not isinstance(value, (dict, list)):
+        return written, ""
+    last = [*(value.values() if isinstance(value, dict) else value)][-1:]
+    begun, closers = _unfinished(last[0]) if last else ("", "")
+    size = len(_as_json(last)) - 2  # without its brackets
+    return written[: len(written) - 1 - size] + begun, closers + written[-1]
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def read_json(text: str) -> Any:

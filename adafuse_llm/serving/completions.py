@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
-from adafuse_llm.adapters.reply import ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import CallPiece, ReplyReader, ToolCall
 from adafuse_llm.remote import wire
 from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.results import Generation, Round, StreamEvent, total_usage
@@ -109,8 +108,8 @@ class ChatChoice:
     Attributes:
         nothing: a part without text.
         opening: what comes before the first text.
-        calls: number of the calls so far.
-        warnings: what is wrong with them.
+        calls: number of the whole calls so far.
+        warnings: what is wrong with the reply.
     """
 
     nothing: ClassVar[Mapping[str, Any]] = {"delta": {}}
@@ -130,13 +129,15 @@ class ChatChoice:
         delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []
-        for call in delta.calls:
-            assert isinstance(call, ToolCall), "malformed calls are text"
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
-            function = {"name": call.name, "arguments": arguments}
-            identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
-            calls.append({**identity, "type": "function", "function": function})
-            self.calls += 1
+        for part in delta.parts:
+            if isinstance(part, CallPiece):
+                call: dict[str, Any] = {"index": part.number}
+                function = {"arguments": part.arguments}
+                if part.name is not None:
+                    call |= {"id": f"call_{uuid.uuid4().hex}", "type": "function"}
+                    function["name"] = part.name
+                calls.append({**call, "function": function})
+            self.calls += isinstance(part, ToolCall)
         written: dict[str, Any] = {"content": delta.content}
         if delta.reasoning:
             written["reasoning_content"] = delta.reasoning

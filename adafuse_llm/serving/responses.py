@@ -12,7 +12,7 @@ from pydantic import Field
 
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
-from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
+from adafuse_llm.adapters.reply import CUT, CallPiece, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import short_repr
 from adafuse_llm.interface import Engine
@@ -300,15 +300,20 @@ class ResponseWriter:
             shown = {"logprobs": tokens} if kind == "message" else {}
             yield self._at(f"{TEXTS[kind]}.delta", content_index=0, delta=part.text, **shown)
             return
-        assert isinstance(part, ToolCall), "malformed calls are text"
-        yield from self._close("completed")
-        arguments = json.dumps(part.arguments, ensure_ascii=False)
-        ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex}"}
-        yield self._begin({**ids, "type": "function_call", "name": part.name, "arguments": ""})
-        yield self._at("function_call_arguments.delta", delta=arguments)
-        yield self._at("function_call_arguments.done", name=part.name, arguments=arguments)
-        self._open["arguments"] = arguments
-        yield self._end("completed")
+        if isinstance(part, CallPiece):
+            if part.name is not None:
+                yield from self._close("completed")
+                ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex}"}
+                call = {"type": "function_call", "name": part.name, "arguments": ""}
+                yield self._begin({**ids, **call})
+            self._open["arguments"] += part.arguments
+            yield self._at("function_call_arguments.delta", delta=part.arguments)
+            return
+        is_whole = isinstance(part, ToolCall)
+        if is_whole:
+            call = {name: self._open[name] for name in ("name", "arguments")}
+            yield self._at("function_call_arguments.done", **call)
+        yield self._end("completed" if is_whole else "incomplete")
 
     def _begin_text(self, kind: str) -> Iterator[bytes]:
         item: dict[str, Any] = {"type": kind, "content": []}

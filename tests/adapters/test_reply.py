@@ -1,13 +1,17 @@
 """Replies taken apart as they stream."""
 
+import json
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm.adapters.reply import (
+    CallPiece,
     InvalidToolCall,
     Part,
     Reasoning,
@@ -46,7 +50,21 @@ def read(
     end: Any = SimpleNamespace(finish_reason=reason, cut_by=LIMIT.get(reason, ""))
     deltas.append(reader.add("", end=end))
     parts: list[Any] = []
+    names: list[str] = []
+    arguments: list[str] = []
     for part in (part for delta in deltas for part in delta.parts):
+        if isinstance(part, CallPiece):
+            if part.name is not None:
+                names.append(part.name)
+                arguments.append("")
+            assert part.number == len(names) - 1
+            arguments[-1] += part.arguments
+            continue
+        if isinstance(part, ToolCall):
+            assert (names[-1], json.loads(arguments[-1])) == (part.name, part.arguments)
+        elif isinstance(part, InvalidToolCall):  # no client can complete it and run the tool
+            with suppress(ValueError):
+                assert parse_partial_json(arguments[-1]) is None
         if isinstance(part, (Text, Reasoning)) and parts and type(parts[-1]) is type(part):
             parts[-1] = type(part)(parts[-1].text + part.text)
         else:
@@ -117,7 +135,7 @@ def test_what_may_be_a_marker_is_held_back_and_nothing_else() -> None:
     assert reader.add("a <b> <tool_").parts == [Text("a <b> ")]
     assert reader.add("x <tool_call").parts == [Text("<tool_x ")]
     assert reader.add(f">{ADD}</tool_call").parts == []
-    assert reader.add(">\n").parts == [ADDED]
+    assert reader.add(">\n").parts[1:] == [ADDED]
 
 
 @pytest.mark.parametrize(
@@ -253,6 +271,60 @@ def test_a_call_runs_once_in_a_reply() -> None:
     assert "9 tokens" in read(MARKED, reason="length")[1][0]
 
 
+# Calls in pieces -----------------------------------------------------------------------------
+
+
+def written(**arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'now', 'arguments': arguments})}\n</tool_call>"
+
+
+def test_a_call_comes_in_pieces_as_far_as_it_is_certain() -> None:
+    reader = ReplyReader(TOOLS, in_pieces=True)
+    for text, passed_on in (
+        ('<tool_call>\n{"name": "now", "arguments": ', None),
+        ('{"a"', "{"),
+        (': "f\\u00f', '"a": "f'),
+        ("6x\\ud83d", "öx"),
+        ('\\ude42", "b": -12', "🙂"),
+        ('.5, "c": tru', '", "b": -12.5'),
+        ('e, "d": [{"e": {}', ', "c": true, "d": [{"e": {'),
+        ("}]}}\n</tool", None),
+        ("_call>", "}}]}"),
+    ):
+        pieces = [part for part in reader.add(text).parts if isinstance(part, CallPiece)]
+        name = "now" if passed_on == "{" else None
+        assert pieces == ([] if passed_on is None else [CallPiece(0, name, passed_on)])
+
+
+def test_a_call_that_may_become_an_earlier_one_is_held_back_until_it_differs() -> None:
+    reader = ReplyReader(TOOLS, in_pieces=True)
+    reader.add(written(a="Vell", b=1) + written(b=2))
+    for text, passed_on in (
+        ('<tool_call>{"name": "now", "arguments": {"a": "Ve', []),
+        ("ra", [CallPiece(2, "now", '{"a": "Vera')]),
+        ('"}}</tool_call><tool_call>{"name": "x", "arguments": {', [CallPiece(3, "x", "{")]),
+    ):
+        assert reader.add(text).parts[-1:] == passed_on
+    parts, (warning,) = read(*written(a="Vell"), *written(a="Vell"), in_pieces=True)
+    assert (parts, "repeats" in warning) == ([ToolCall("now", {"a": "Vell"})], True)
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_call_is_valid_only_if_all_of_it_was_written(as_text: bool) -> None:
+    whole = written(a=["x ]}", {"b": [2, '"']}], c="\\", d={"e": None})
+    size = whole.rindex("}") + 1
+    for end in range(len("<tool_call>"), len(whole)):
+        parts, (warning,) = read(*whole[:end], reason="length", in_pieces=True, as_text=as_text)
+        is_valid = [isinstance(part, ToolCall) for part in parts]
+        assert is_valid in ([end >= size], [False] * (not as_text), [False])
+        assert "9 tokens" in warning
+    # what a grammar permits, and what cannot be one value
+    for arguments in ('{"a": 1e999, "b": 2}', '{"a": "x", "b": 1, "a": "y"}'):
+        call = f'<tool_call>{{"name": "now", "arguments": {arguments}}}</tool_call>'
+        (part,), _ = read(*call, in_pieces=True)
+        assert isinstance(part, InvalidToolCall)
+
+
 # Pieces --------------------------------------------------------------------------------------
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -263,11 +335,12 @@ REPLIES = st.lists(
 EXAMPLES = st.sampled_from([*(text for text, _ in WHOLE.values()), *(text for text, _ in TEXTS)])
 
 
-@given(REPLIES | EXAMPLES, st.data(), st.sampled_from([TOOLS, ()]))
+@given(REPLIES | EXAMPLES, st.data(), st.sampled_from([TOOLS, ()]), st.booleans())
 def test_the_parts_do_not_depend_on_how_a_reply_is_cut(
-    reply: str, data: st.DataObject, tools: Any
+    reply: str, data: st.DataObject, tools: Any, in_pieces: bool
 ) -> None:
-    assert read(*cut_at_random(reply, data), tools=tools) == read(reply, tools=tools)
+    cut = read(*cut_at_random(reply, data), tools=tools, in_pieces=in_pieces)
+    assert cut == read(reply, tools=tools)
 
 
 @given(st.sampled_from([text for text, _ in TEXTS]), st.data())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import GrammarError
-from adafuse_llm.adapters.reply import ReplyReader, Text, ToolCall
+from adafuse_llm.adapters.reply import ReplyReader, ToolCall
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.grammar.matchers import byte_tokenizer
@@ -120,9 +120,9 @@ def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
             assert follower.consume_token(byte)
             reply += bytes([byte])
         end: Any = SimpleNamespace(finish_reason="stop", cut_by="")
-        calls = ReplyReader(TOOLS).add(reply.decode(), end=end).parts
-        if choice == "auto":
-            assert calls.pop(0) == Text("Hi ")
+        reader = ReplyReader(TOOLS, in_pieces=True)
+        calls = [call for letter in reply.decode() for call in reader.add(letter).calls]
+        calls += reader.add("", end=end).calls
         assert len(calls) == 1 or choice != "add"
         for call in calls:
             assert isinstance(call, ToolCall), reply

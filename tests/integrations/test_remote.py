@@ -23,10 +23,14 @@ async def found(engine: Engine) -> list[Any]:
     with get_round_callback() as rounds:
         chunks = [chunk.text async for chunk in chat.astream("Hello")]
     asked: Any = {"state": "Hello", "questions": {"polite": Noul(instructions="Polite?")}}
+    weather = chat.bind_tools([{"title": "get_weather", "type": "object"}], max_tokens=200)
+    called = [chunk.tool_call_chunks async for chunk in weather.astream("Hello")]  # type: ignore[attr-defined]
+    pieces = [(each["name"], each["args"]) for chunk in called for each in chunk]
+    assert len(pieces) > 1
     (drawn,) = (await text.agenerate(["Hello. Answer:"])).generations
     return [
         (chunks, [each["text"] for each in rounds.rounds], [each.text for each in drawn]),
-        (chat.profile, chat.model_name),
+        (chat.profile, chat.model_name, pieces),
         [(await ask(llm, path, "Hello")).texts for path in FORMS],
         (await AdaFuseDecisions(engine=engine).ainvoke(asked)).answers,
         (llm.metadata, len(llm.tokenizer("The mill"))),

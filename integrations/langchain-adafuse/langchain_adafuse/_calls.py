@@ -137,8 +137,6 @@ class ModelCall:
 
     def __post_init__(self) -> None:
         self.config = self.model._config
-        size = len(self.requests) * self.config.n
-        self._replies = [self.reply(self, number) for number in range(size)]
 
     def chunks(
         self, run: CallbackManagerForLLMRun | None, *, streams: bool = True
@@ -185,9 +183,11 @@ class ModelCall:
         engine = model._loaded()
         if self.form is not None:  # compiling a new grammar takes time
             enforce = model.enforce if model.enforce is True or is_available() else False
-            options, self.not_enforced = enforced(engine, self.form, options, enforce)
+            options, self.form, self.not_enforced = enforced(engine, self.form, options, enforce)
             if self.not_enforced:
                 model._warn_once(self.not_enforced)
+        size = len(self.requests) * self.config.n
+        self._replies = [self.reply(self, number) for number in range(size)]
         return engine, [
             replace(request, options=options, timeout=model.timeout) for request in self.requests
         ]

@@ -16,7 +16,7 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
+from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import (
@@ -33,11 +33,10 @@ from typing_extensions import Self
 
 from adafuse_llm import Engine, Request, StreamEvent
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.reply import InvalidToolCall, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import CallPiece, InvalidToolCall, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
-from adafuse_llm.text.conversation import CALL_OPENS
 from langchain_adafuse._calls import CUT_KEY, ChatRoundChunk, ModelCall, ResponseChunks
 from langchain_adafuse._messages import ToolLike, as_function, openai_tool, to_tools, to_turn
 from langchain_adafuse._model import EnsembleModel
@@ -265,7 +264,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             reasoning_output=True,
             temperature=True,
             tool_calling=is_chat,
-            tool_call_streaming=False,
+            tool_call_streaming=is_chat and enforces,
             tool_choice=is_chat and enforces,
             structured_output=enforces,
         )
@@ -301,9 +300,19 @@ class ChatResponseChunks(ResponseChunks):
         messages = []
         if delta.content or extras:
             messages.append(AIMessageChunk(content=delta.content, additional_kwargs=extras))
-        if delta.calls:
-            calls = [self._call_chunk(call) for call in delta.calls]
-            messages.append(AIMessageChunk(content="", tool_call_chunks=calls))
+        pieces = [
+            tool_call_chunk(
+                name=part.name or None,
+                args=part.arguments,
+                id=None if part.name is None else f"call_{uuid.uuid4().hex}",
+                index=part.number,
+            )
+            for part in delta.parts
+            if isinstance(part, CallPiece)
+        ]
+        if pieces:
+            messages.append(AIMessageChunk(content="", tool_call_chunks=pieces))
+        self._calls += delta.calls
         if whole is not None:
             metadata, usage = self.metadata(whole)
             is_call = any(isinstance(call, ToolCall) for call in self._calls)
@@ -335,16 +344,6 @@ class ChatResponseChunks(ResponseChunks):
         for invalid, error in zip(message.invalid_tool_calls, errors, strict=True):
             invalid["error"] = error
         return generation
-
-    def _call_chunk(self, call: ToolCall | InvalidToolCall) -> ToolCallChunk:
-        self._calls.append(call)
-        if isinstance(call, ToolCall):
-            written = json.dumps(call.arguments, ensure_ascii=False)
-        else:  # with the marker, so that LangChain cannot repair it, and run the tool
-            written = f"{CALL_OPENS}{call.text}"
-        return tool_call_chunk(
-            name=call.name, args=written, id=f"call_{uuid.uuid4().hex}", index=len(self._calls) - 1
-        )
 
 
 def _check_whole(message: AIMessage) -> AIMessage:

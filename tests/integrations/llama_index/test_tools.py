@@ -80,9 +80,12 @@ async def test_text_reasoning_and_calls(llm):
     asked: dict[str, Any] = {"tools": [ADD, GREET], "user_msg": "Do both!"}
     asked |= {"allow_parallel_tool_calls": True, "max_words": 1}
     chunks = [*llm.stream_chat_with_tools(**asked)]
-    sizes = [len(calls_of(chunk)) for chunk in chunks]
+    sizes = [len(llm.get_tool_calls_from_response(chunk, False)) for chunk in chunks]
     assert sizes == sorted(sizes)
     assert {*sizes} == {0, 1, 2}  # each call as soon as it is whole
+    parts = [kwargs for chunk in chunks for _, kwargs in calls_of(chunk) if isinstance(kwargs, str)]
+    assert parts[0] == "{"
+    assert '{"a": 12' in parts
     for response in (chunks[-1], await llm.achat_with_tools(**asked)):
         assert (response.message.content, calls_of(response)) == ("Let me see.\n", CALLS)
         selected = llm.get_tool_calls_from_response(response)

@@ -24,7 +24,14 @@ from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import MalformedReplyError, StreamEvent
-from adafuse_llm.adapters.reply import CUT, ReplyDelta, ToolCall, cut_off
+from adafuse_llm.adapters.reply import (
+    CUT,
+    CallPiece,
+    InvalidToolCall,
+    ReplyDelta,
+    ToolCall,
+    cut_off,
+)
 from adafuse_llm.adapters.reply_form import ReplyForm
 
 logger = logging.getLogger(__name__)
@@ -53,20 +60,27 @@ class Reply:
     def take(
         self, event: StreamEvent, raw: AdaFuseRaw, logprobs: list[list[LogProb]] | None
     ) -> ChatResponse:
-        """Return the response after one more event. It has the calls that are whole."""
+        """Return the response after one more event.
+
+        The arguments of a call that the members still write are a text: their JSON so far.
+        """
         added = ReplyDelta(content=event.text)
         if self._reader is not None:
             added = self._reader.add(event.text, event.reply_prefix, event.generation)
         for warning in added.warnings:
             logger.warning("%s", warning)
-        for call in added.calls:
-            assert isinstance(call, ToolCall), "malformed calls are text"
-            name, arguments = call.name, call.arguments
-            self._calls.append(
-                ToolCallBlock(
-                    tool_call_id=f"call_{uuid.uuid4().hex}", tool_name=name, tool_kwargs=arguments
-                )
-            )
+        for part in added.parts:
+            if isinstance(part, CallPiece):
+                if part.name is not None:
+                    key = f"call_{uuid.uuid4().hex}"
+                    call = ToolCallBlock(tool_call_id=key, tool_name=part.name, tool_kwargs="")
+                    self._calls.append(call)
+                call = self._calls[-1]
+                call.tool_kwargs = f"{call.tool_kwargs}{part.arguments}"
+            elif isinstance(part, ToolCall):
+                self._calls[-1].tool_kwargs = part.arguments
+            elif isinstance(part, InvalidToolCall):
+                self._calls.pop()
         self._text += added.content
         if self._is_step and raw.finish_reason in CUT:
             self._text = _without_cut_input(self._text)
@@ -86,12 +100,13 @@ class Reply:
         return CompletionResponse(text=fields.pop("message").content or "", **fields)
 
     def _message(self) -> ChatMessage:
-        calls = self._calls
+        calls = [call.model_copy() for call in self._calls]  # they change later
         blocks: list[ContentBlock] = [TextBlock(text=self._text), *calls]
         if self._thinking:
             blocks = [ThinkingBlock(content=self._thinking), *blocks]
         # programs of core recognize calls by this entry
-        extras = {"tool_calls": [_openai_call(call) for call in calls]} if calls else {}
+        whole = [_openai_call(call) for call in calls if isinstance(call.tool_kwargs, dict)]
+        extras = {"tool_calls": whole} if whole else {}
         return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extras)
 
 

@@ -296,7 +296,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """Return the tool calls in a response or in a chunk of a stream.
+        """Return the whole tool calls in a response or in a chunk of a stream.
 
         Raises:
             MalformedReplyError: there is no call and `error_on_no_tool_call` is true, or a limit
@@ -304,7 +304,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         """
         calls = []
         for block in response.message.blocks:
-            if isinstance(block, ToolCallBlock):
+            if isinstance(block, ToolCallBlock) and isinstance(block.tool_kwargs, dict):
                 call: Any = {"tool_name": block.tool_name, "tool_kwargs": block.tool_kwargs}
                 calls.append(ToolSelection(tool_id=block.tool_call_id or "", **call))
         warnings = response.additional_kwargs.get(WARNINGS_KEY)
@@ -345,7 +345,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
                 as_chat = not is_own and self._reads_messages(names)
             if as_chat:
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
-                return self._messages([message], overrides, ReplyForm())
+                return self._messages([message], overrides, ReplyForm())[0]
             prompt = self._extend_prompt(prompt)
         return Request(prompt=prompt, options=options)
 
@@ -358,22 +358,26 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
                 form = form.after(map(to_turn, messages))
             overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
             timeout = overrides.pop("timeout", self.request_timeout)
-            request = replace(self._messages(messages, overrides, form), timeout=timeout)
+            request, form = self._messages(messages, overrides, form)
             is_step = not form.calls_tools and _describes_steps(messages)
-            return self.engine, request, Reply(form, is_step=is_step).take
+            reply = Reply(form, is_step=is_step)
+            return self.engine, replace(request, timeout=timeout), reply.take
 
         return Decode(prepare, round_events=self.round_events)
 
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
-    ) -> Request:
-        """Return the request for a chat. With `messages_to_prompt`, it has a prompt for all."""
+    ) -> tuple[Request, ReplyForm]:
+        """Return the request for a chat, and its form, which says whether it is enforced.
+
+        With `messages_to_prompt`, all members read one prompt.
+        """
         # what the members may write
         options = self._call_options(overrides)
         if not form.is_free:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
             options = _without_constraints(options)
-        options, warning = enforced(self.engine, form, options, self.enforce)
+        options, form, warning = enforced(self.engine, form, options, self.enforce)
         if warning:
             self._warn_once(warning)
 
@@ -389,11 +393,11 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             warn=self._warn_once,
         )
         if self.messages_to_prompt in (None, generic_prompt):
-            return Request(messages=conversation, options=options)
+            return Request(messages=conversation, options=options), form
         if conversation.tools or conversation.instructions:
             flat = conversation.flat()
             messages = [ChatMessage(role=turn["role"], content=turn["content"]) for turn in flat]
-        return Request(prompt=self.messages_to_prompt(messages), options=options)
+        return Request(prompt=self.messages_to_prompt(messages), options=options), form
 
     # Options and members ----------------------------------------------------------------------
 
