@@ -10,6 +10,7 @@ class decides what frameworks do with it:
   raises it, and LangGraph tries again.
 - `OSError`, `TimeoutError`: a model cannot be loaded, or time ran out. Both raise it.
 
+LangChain's models raise subclasses that are also of a standard class of langchain-core.
 No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces those by another one.
 """
 

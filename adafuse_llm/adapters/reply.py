@@ -95,9 +95,9 @@ class CallPiece:
 
     Attributes:
         number: which call of the reply it is, from 0.
-        name: the name of the tool in the first piece of a call, and None in the others.
-        arguments: the next characters of the arguments as JSON. If the call turns out to be
-            invalid, they end in a wrong bracket, so that no client completes and runs it.
+        name: the name of the tool in the first piece, and None in the others.
+        arguments: more of the arguments' JSON. If the call is not valid in the end, the last piece
+            has a wrong bracket, so that no client completes and runs the call.
     """
 
     number: int
@@ -357,7 +357,6 @@ class ReplyReader:
         return [*self._pieces(call.name or "", written, begun), call]
 
     def _pieces(self, name: str, written: str, begun: _OpenCall | None) -> list[Part]:
-        """Return the next piece of a call, if its arguments are more than those of `begun`."""
         if begun is None:
             self._number += 1
             return [CallPiece(self._number, name, written)]
@@ -479,21 +478,17 @@ def _open_call(text: str) -> list[_OpenCall]:
         call = from_json(whole, allow_partial="trailing-strings", allow_inf_nan=False)
         match [*call.items()] if isinstance(call, dict) else None:
             case [("name", str(name)), ("arguments", dict(arguments))]:
-                return [_OpenCall(name, *_unfinished(arguments))]
+                closers = _closers(arguments)
+                return [_OpenCall(name, _as_json(arguments).removesuffix(closers), closers)]
     return []
 
 
-def _unfinished(value: Any) -> tuple[str, str]:
-    """Return the JSON of a value that can grow at its end, and apart from it what closes it."""
-    written = _as_json(value)
-    if isinstance(value, str):
-        return written[:-1], '"'
+def _closers(value: Any) -> str:
+    """Return the end of a value's JSON that comes later if the value grows at its end."""
     if not isinstance(value, (dict, list)):
-        return written, ""
+        return '"' if isinstance(value, str) else ""
     last = [*(value.values() if isinstance(value, dict) else value)][-1:]
-    begun, closers = _unfinished(last[0]) if last else ("", "")
-    size = len(_as_json(last)) - 2  # without its brackets
-    return written[: len(written) - 1 - size] + begun, closers + written[-1]
+    return "".join(map(_closers, last)) + _as_json(value)[-1]
 
 
 def _as_json(value: Any) -> str:

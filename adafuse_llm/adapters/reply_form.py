@@ -47,14 +47,12 @@ class ReplyForm:
             call tools.
         parallel: whether the reply can have several calls.
         schema: a JSON schema of replies without calls; None for free text.
-        has_grammar: whether members follow a grammar of calls, which then stream in pieces.
     """
 
     tools: Sequence[Tool] = ()
     choice: str = "none"
     parallel: bool = True
     schema: Mapping[str, Any] | None = None
-    has_grammar: bool = False
 
     @property
     def calls_tools(self) -> bool:
@@ -120,20 +118,20 @@ class ReplyForm:
             return replace(self, schema=None)
         return replace(self, choice="none") if len({*calls}) < len(calls) else self
 
-    def reader(self, *, as_text: bool = True) -> ReplyReader:
-        """Return a reader of a reply. The argument is that of `ReplyReader`."""
+    def reader(self, options: Mapping[str, Any], *, as_text: bool = True) -> ReplyReader:
+        """Return a reader of a reply to `options`, which are those that `enforced` returned."""
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,
             as_text=as_text,
-            in_pieces=self.has_grammar,
+            in_pieces=options.get("grammar") is not None,
         )
 
 
 def enforced(
     engine: Engine, form: ReplyForm, options: Mapping[str, Any], enforce: Enforce
-) -> tuple[dict[str, Any], ReplyForm, str]:
-    """Return options that enforce a form, the form, and a warning if it is enforced only in part.
+) -> tuple[dict[str, Any], str]:
+    """Return options that enforce the form of a reply, and a warning if they do so only in part.
 
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
     engine. Parts of a schema that cannot be enforced are left out.
@@ -143,11 +141,11 @@ def enforced(
         MissingDependencyError: `enforce` is True, and the extra is not installed.
     """
     if form.is_free or any(options.get(name) is not None for name in CONSTRAINTS):
-        return {**options}, form, ""
+        return {**options}, ""
     own = [name for name in CONSTRAINTS if getattr(engine.config, name) is not None]
     free = {**options, **dict.fromkeys(own)}
     if not enforce:
-        return free, form, ""
+        return free, ""
     problems: list[str] | None = None if enforce is True else []
     constrained: dict[str, Any] = {**free}
     try:
@@ -165,10 +163,10 @@ def enforced(
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
             raise
-        told = f"the form of replies is only described to the members, not enforced: {error}"
-        return free, form, told
-    told = f"a part of the form of replies is not enforced: {'; '.join(problems or ())}"
-    return constrained, replace(form, has_grammar=form.calls_tools), told if problems else ""
+        return free, f"the form of replies is only described to the members, not enforced: {error}"
+    if problems:
+        return constrained, f"a part of the form of replies is not enforced: {'; '.join(problems)}"
+    return constrained, ""
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -174,7 +174,7 @@ def _open(
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
     # the limits of the server
-    conversation = asked.conversation
+    form, conversation = asked.form, asked.conversation
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
         engine,
@@ -184,14 +184,14 @@ def _open(
         is_chat=conversation is not None,
     )
     # the form of the reply, as a grammar if the members can follow one
-    form = asked.form
     if form.tools or form.schema is not None:
         try:
-            options, asked.form, warning = enforced(engine, form, options, asked.enforce)
+            options, warning = enforced(engine, form, options, asked.enforce)
         except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
             raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
         if warning:
             asked.ignored.warnings.append(warning)
+    asked.options = options if asked.enforce else {}  # a client's own grammar is none of calls
     request = EngineRequest(
         messages=conversation,
         options=options,

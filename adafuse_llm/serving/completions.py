@@ -40,7 +40,7 @@ class CompletionWriter:
         self._prompts = 1 if is_chat else len(asked.prompts)
         self._choices: list[ChatChoice | TextChoice] = []
         for _ in range(self._prompts * n):
-            reader = asked.form.reader()
+            reader = asked.form.reader(asked.options)
             self._choices.append(
                 ChatChoice(has_logprobs, reader) if is_chat else TextChoice(has_logprobs)
             )

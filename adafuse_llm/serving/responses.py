@@ -188,7 +188,7 @@ class ResponseWriter:
         self._has_logprobs = has_logprobs
         self._warnings = [*asked.ignored.warnings]
         self._engine = engine
-        self._reader = asked.form.reader()
+        self._reader = asked.form.reader(asked.options)
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}

@@ -41,11 +41,11 @@ class Checks(AdaFuseEngine):
 def test_the_options_that_enforce_a_form(
     own: Any, form: ReplyForm, options: Any, enforce: Enforce, expected: Any
 ) -> None:
-    assert enforced(Checks(**own), form, options, enforce) == (expected, form, "")
+    assert enforced(Checks(**own), form, options, enforce) == (expected, "")
 
 
 def test_a_form_that_cannot_be_enforced_is_described_or_an_error() -> None:
-    options, _, warning = enforced(Checks(fits=False), OBJECT, {"n": 1}, "auto")
+    options, warning = enforced(Checks(fits=False), OBJECT, {"n": 1}, "auto")
     assert options == {"n": 1}
     assert "described" in warning
     with pytest.raises(GrammarError, match="no"):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from langchain_core import exceptions
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationChunk
 from pydantic import BaseModel, Field
 
-from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent, Usage
+from adafuse_llm import AdaFuseError, Engine, Request, StreamEvent, Usage, errors
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
@@ -35,6 +36,36 @@ ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
 
 RoundDetail = Literal["none", "summary", "full"]
+
+
+STANDARD: Mapping[type[AdaFuseError], type[exceptions.ModelError]] = {
+    errors.ContextWindowError: exceptions.ContextOverflowError,
+    errors.CacheMemoryError: exceptions.ContextOverflowError,
+    errors.QueueFullError: exceptions.ModelRateLimitError,
+    errors.RequestTimeoutError: exceptions.ModelTimeoutError,
+    errors.InvalidInputError: exceptions.ModelInvalidRequestError,
+    errors.ServerError: exceptions.ModelConnectionError,
+    errors.MemberUnavailableError: exceptions.ModelConnectionError,
+    errors.MemberError: exceptions.ModelAPIError,
+}
+"""The class that LangChain has for an error. The first one that fits applies."""
+
+
+@contextmanager
+def langchains_error() -> Iterator[None]:
+    """Raise errors that are also of LangChain's class for them."""
+    try:
+        yield
+    except AdaFuseError as error:
+        standard = next((STANDARD[each] for each in STANDARD if isinstance(error, each)), None)
+        if standard is not None and not isinstance(error, standard):
+            error.__class__ = _of_both(type(error), standard)
+        raise
+
+
+@cache
+def _of_both(own: type[AdaFuseError], standard: type[exceptions.ModelError]) -> Any:
+    return type(own.__name__, (own, standard), {})
 
 
 class Told(BaseModel):
@@ -135,9 +166,6 @@ class ModelCall:
     form: ReplyForm | None = None
     not_enforced: str = ""
 
-    def __post_init__(self) -> None:
-        self.config = self.model._config
-
     def chunks(
         self, run: CallbackManagerForLLMRun | None, *, streams: bool = True
     ) -> Generator[Any, None, None]:
@@ -178,14 +206,16 @@ class ModelCall:
             pass
         return [reply.generation() for reply in self._replies]
 
+    @langchains_error()
     def _prepared(self) -> tuple[Engine, list[Request]]:
         model, options = self.model, self.model._options
         engine = model._loaded()
         if self.form is not None:  # compiling a new grammar takes time
             enforce = model.enforce if model.enforce is True or is_available() else False
-            options, self.form, self.not_enforced = enforced(engine, self.form, options, enforce)
+            options, self.not_enforced = enforced(engine, self.form, options, enforce)
             if self.not_enforced:
                 model._warn_once(self.not_enforced)
+        self.config, self.options = model._config, options
         size = len(self.requests) * self.config.n
         self._replies = [self.reply(self, number) for number in range(size)]
         return engine, [
@@ -200,11 +230,3 @@ def _for_whole(run: Any) -> Any:
     run = copy(run)  # LangChain knows these handlers by their method, too
     run.handlers = [each for each in run.handlers if not hasattr(each, "tap_output_iter")]
     return run
-
-
-@contextmanager
-def langchains_error() -> Iterator[None]:
-    try:
-        yield
-    except ContextWindowError as error:
-        raise ContextOverflowError(str(error)) from error

@@ -18,7 +18,7 @@ from adafuse_llm.adapters.options import ALIASES
 from adafuse_llm.adapters.reply_form import FORM_KEYWORDS
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError
-from langchain_adafuse._calls import ModelCall, RoundDetail
+from langchain_adafuse._calls import ModelCall, RoundDetail, langchains_error
 
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
@@ -113,6 +113,7 @@ class EnsembleRunnable(EnsembleFields, Serializable):
     def _given_engine(self) -> Engine | None:
         return self.engine
 
+    @langchains_error()
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
         """Return a copy of the model with the overrides of a call, if it has any."""
         keywords = {name: value for name, value in overrides.items() if value is not None}

@@ -286,7 +286,7 @@ class ChatResponseChunks(ResponseChunks):
 
     def __post_init__(self) -> None:
         form = self.call.form
-        self._reader = form.reader(as_text=False) if form else ReplyReader()
+        self._reader = form.reader(self.call.options, as_text=False) if form else ReplyReader()
 
     def read(self, event: StreamEvent) -> list[ChatRoundChunk]:
         """Return the chunks of an event: one with text and reasoning, one with calls, and the end.

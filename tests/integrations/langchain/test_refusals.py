@@ -3,7 +3,11 @@
 from typing import Any
 
 import pytest
-from langchain_core.exceptions import ContextOverflowError
+from langchain_core.exceptions import (
+    ContextOverflowError,
+    ModelInvalidRequestError,
+    ModelTimeoutError,
+)
 
 from adafuse_llm import (
     ContextWindowError,
@@ -80,9 +84,11 @@ def test_unknown_methods_and_missing_schemas(chat):
 async def test_prompts_that_are_too_long_and_calls_that_take_too_long(model):
     with pytest.raises(ContextOverflowError) as raised:
         model.invoke("x " * 9000)
-    assert isinstance(raised.value.__cause__, ContextWindowError)
+    assert isinstance(raised.value, ContextWindowError)
+    with pytest.raises(ModelInvalidRequestError, match="'max_words'"):
+        model.invoke("Hi", max_word=2)
     late: dict[str, Any] = {"timeout": 1e-6}
-    with pytest.raises(RequestTimeoutError):
+    with pytest.raises(ModelTimeoutError):
         await model.ainvoke("Hi", **late)
     with pytest.raises(RequestTimeoutError):
         list(type(model)(engine=model.engine, **late).stream("Hi"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -24,14 +25,7 @@ from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import MalformedReplyError, StreamEvent
-from adafuse_llm.adapters.reply import (
-    CUT,
-    CallPiece,
-    InvalidToolCall,
-    ReplyDelta,
-    ToolCall,
-    cut_off,
-)
+from adafuse_llm.adapters.reply import CUT, CallPiece, ReplyDelta, ToolCall, cut_off
 from adafuse_llm.adapters.reply_form import ReplyForm
 
 logger = logging.getLogger(__name__)
@@ -50,8 +44,10 @@ class Reply:
     a step of a ReAct agent. Without a form, the events continue a prompt, and all are text.
     """
 
-    def __init__(self, form: ReplyForm | None, *, is_step: bool = False) -> None:
-        self._reader = None if form is None else form.reader()
+    def __init__(
+        self, form: ReplyForm | None, options: Mapping[str, Any], *, is_step: bool = False
+    ) -> None:
+        self._reader = None if form is None else form.reader(options)
         self._is_step = is_step
         self._text = ""
         self._thinking = ""
@@ -60,10 +56,7 @@ class Reply:
     def take(
         self, event: StreamEvent, raw: AdaFuseRaw, logprobs: list[list[LogProb]] | None
     ) -> ChatResponse:
-        """Return the response after one more event.
-
-        The arguments of a call that the members still write are a text: their JSON so far.
-        """
+        """Return the response after one more event. Calls that are not whole have JSON so far."""
         added = ReplyDelta(content=event.text)
         if self._reader is not None:
             added = self._reader.add(event.text, event.reply_prefix, event.generation)
@@ -79,8 +72,8 @@ class Reply:
                 call.tool_kwargs = f"{call.tool_kwargs}{part.arguments}"
             elif isinstance(part, ToolCall):
                 self._calls[-1].tool_kwargs = part.arguments
-            elif isinstance(part, InvalidToolCall):
-                self._calls.pop()
+        if event.generation is not None:
+            self._calls = [call for call in self._calls if isinstance(call.tool_kwargs, dict)]
         self._text += added.content
         if self._is_step and raw.finish_reason in CUT:
             self._text = _without_cut_input(self._text)

@@ -327,7 +327,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             options = {**overrides}
             timeout = options.pop("timeout", self.request_timeout)
             request = self._prompt(prompt, formatted, options)
-            reply = Reply(None if request.messages is None else ReplyForm())
+            reply = Reply(None if request.messages is None else ReplyForm(), options)
             return self.engine, replace(request, timeout=timeout), reply.take_completion
 
         return Decode(prepare, round_events=self.round_events)
@@ -345,7 +345,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
                 as_chat = not is_own and self._reads_messages(names)
             if as_chat:
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
-                return self._messages([message], overrides, ReplyForm())[0]
+                return self._messages([message], overrides, ReplyForm())
             prompt = self._extend_prompt(prompt)
         return Request(prompt=prompt, options=options)
 
@@ -358,26 +358,22 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
                 form = form.after(map(to_turn, messages))
             overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
             timeout = overrides.pop("timeout", self.request_timeout)
-            request, form = self._messages(messages, overrides, form)
+            request = replace(self._messages(messages, overrides, form), timeout=timeout)
             is_step = not form.calls_tools and _describes_steps(messages)
-            reply = Reply(form, is_step=is_step)
-            return self.engine, replace(request, timeout=timeout), reply.take
+            return self.engine, request, Reply(form, request.options, is_step=is_step).take
 
         return Decode(prepare, round_events=self.round_events)
 
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
-    ) -> tuple[Request, ReplyForm]:
-        """Return the request for a chat, and its form, which says whether it is enforced.
-
-        With `messages_to_prompt`, all members read one prompt.
-        """
+    ) -> Request:
+        """Return the request for a chat. With `messages_to_prompt`, it has a prompt for all."""
         # what the members may write
         options = self._call_options(overrides)
         if not form.is_free:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
             options = _without_constraints(options)
-        options, form, warning = enforced(self.engine, form, options, self.enforce)
+        options, warning = enforced(self.engine, form, options, self.enforce)
         if warning:
             self._warn_once(warning)
 
@@ -393,11 +389,11 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             warn=self._warn_once,
         )
         if self.messages_to_prompt in (None, generic_prompt):
-            return Request(messages=conversation, options=options), form
+            return Request(messages=conversation, options=options)
         if conversation.tools or conversation.instructions:
             flat = conversation.flat()
             messages = [ChatMessage(role=turn["role"], content=turn["content"]) for turn in flat]
-        return Request(prompt=self.messages_to_prompt(messages), options=options), form
+        return Request(prompt=self.messages_to_prompt(messages), options=options)
 
     # Options and members ----------------------------------------------------------------------
 
