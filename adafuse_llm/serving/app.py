@@ -22,7 +22,7 @@ from adafuse_llm.adapters.reply_form import enforced
 from adafuse_llm.config import GRAMMARS
 from adafuse_llm.encoding import spelled_token
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import AdaFuseError, short_repr
+from adafuse_llm.errors import AdaFuseError
 from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.request import Request as EngineRequest
 from adafuse_llm.results import Generation, Scores, smallest_window
@@ -36,13 +36,9 @@ from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.responses import ResponseWriter, read_response
 from adafuse_llm.serving.service import SINGLE, Service
 from adafuse_llm.text.codec import TextCodec
-from adafuse_llm.text.reply_start import accepts
-from adafuse_llm.text.templates import SWITCHES
+from adafuse_llm.text.reply_start import EFFORT, effort_variables
 
 logger = logging.getLogger(__name__)
-
-EFFORT = "reasoning_effort"
-"""The variable of chat templates that says how much the members reason."""
 
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
@@ -218,21 +214,15 @@ def _with_variables(
 ) -> dict[str, Any]:
     """Return options with those variables of a request that a chat template reads.
 
-    ``reasoning_effort`` is one; ``none`` also switches reasoning off. Clients send it unasked, so
-    an effort that a template refuses is left out.
+    Clients send an effort unasked, so one that a template refuses is left out.
     """
     known = {name for codec in codecs.values() for name in codec.template_facts.variables}
-    variables, effort = dict(asked.variables), asked.effort
-    switch = next((name for name in SWITCHES if name in known), None) if effort == "none" else None
-    if switch:
-        variables.setdefault(switch, False)
-    if effort is not None and (EFFORT in known or not switch):
-        refusing = [name for name in codecs if not accepts(codecs[name], {EFFORT: effort})]
-        if not refusing:
-            variables.setdefault(EFFORT, effort)
-        elif not switch:
-            names = ", ".join(map(repr, refusing))
-            asked.ignored.add(EFFORT, f"{short_repr(effort)} is refused by the template of {names}")
+    variables = dict(asked.variables)
+    if asked.effort is not None:
+        read, problem = effort_variables(codecs, asked.effort)
+        variables = {**read, **variables}
+        if problem:
+            asked.ignored.add(EFFORT, problem)
     for name in [name for name in variables if name not in known and name not in engine.members]:
         asked.ignored.add(name, "no chat template of the members reads it")
         del variables[name]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.conversation import Conversation, check_conversation
 from adafuse_llm.text.reasoning import CLOSING, REASONING_CLOSES, REASONING_OPENS, open_reasoning
@@ -25,6 +25,9 @@ THOUGHTS = tuple(
     f"{start}x{REASONING_CLOSES}" for start in ("", REASONING_OPENS, f"{REASONING_OPENS}\n")
 )
 """Beginnings of replies with reasoning."""
+
+EFFORT = "reasoning_effort"
+"""The variable of chat templates that says how much the members reason."""
 
 QUESTION = check_conversation([{"role": "user", "content": "word"}])
 
@@ -61,8 +64,24 @@ class _Beginning:
         return self.of(self.name, self.codec, conversation, {**self.variables, **off})
 
 
-def accepts(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
-    """Return whether a chat template accepts these variables."""
+def effort_variables(codecs: Mapping[str, TextCodec], effort: str) -> tuple[dict[str, Any], str]:
+    """Return the variables by which chat templates read an effort of reasoning.
+
+    ``none`` also switches reasoning off. The second value says why the effort is left out, or "".
+    """
+    known = {name for codec in codecs.values() for name in codec.template_facts.variables}
+    switches = [name for name in SWITCHES if name in known and effort == "none"]
+    off: dict[str, Any] = dict.fromkeys(switches[:1], False)
+    if EFFORT not in known:
+        return off, "" if off else "no chat template of the members reads it"
+    refusing = [name for name in codecs if not _accepts(codecs[name], {EFFORT: effort})]
+    if not refusing:
+        return {**off, EFFORT: effort}, ""
+    names = ", ".join(map(repr, refusing))
+    return off, "" if off else f"{short_repr(effort)} is refused by the template of {names}"
+
+
+def _accepts(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
     try:
         codec.reply_opening(QUESTION, variables)
     except InvalidInputError:

@@ -17,7 +17,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationChunk
 from pydantic import BaseModel, Field
 
-from adafuse_llm import AdaFuseError, Engine, Request, StreamEvent, Usage, errors
+from adafuse_llm import AdaFuseEngine, AdaFuseError, Engine, Request, StreamEvent, Usage, errors
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
@@ -25,6 +25,7 @@ from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.grammar.matchers import is_available
 from adafuse_llm.run import check_one_response
 from adafuse_llm.summary import Summary, record
+from adafuse_llm.text.reply_start import EFFORT, effort_variables
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
@@ -164,6 +165,7 @@ class ModelCall:
     requests: Sequence[Request]
     reply: type[ResponseChunks]
     form: ReplyForm | None = None
+    effort: str | None = None
     not_enforced: str = ""
 
     def chunks(
@@ -210,6 +212,8 @@ class ModelCall:
     def _prepared(self) -> tuple[Engine, list[Request]]:
         model, options = self.model, self.model._options
         engine = model._loaded()
+        if self.effort is not None:
+            options = self._with_effort(engine, options, self.effort)
         if self.form is not None:  # compiling a new grammar takes time
             enforce = model.enforce if model.enforce is True or is_available() else False
             options, self.not_enforced = enforced(engine, self.form, options, enforce)
@@ -221,6 +225,17 @@ class ModelCall:
         return engine, [
             replace(request, options=options, timeout=model.timeout) for request in self.requests
         ]
+
+    def _with_effort(self, engine: Engine, options: dict[str, Any], effort: str) -> dict[str, Any]:
+        """Add an effort to the variables of chat templates, of which the user's own come first."""
+        read, problem = {EFFORT: effort}, ""
+        if isinstance(engine, AdaFuseEngine):  # a server has templates that are not known here
+            active = [each for each in engine.backends if each.name in self.model._names]
+            read, problem = effort_variables({each.name: each.codec for each in active}, effort)
+        if problem:
+            self.model._warn_once(f"the option 'reasoning_effort' was ignored: {problem}")
+        variables = {**read, **(options.get("chat_template_kwargs") or {})}
+        return {**options, "chat_template_kwargs": variables} if variables else options
 
 
 def _for_whole(run: Any) -> Any:

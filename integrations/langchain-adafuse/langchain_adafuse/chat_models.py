@@ -80,7 +80,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     """Whether a reply with tools can have several calls, unless `bind_tools` or the call chooses.
     Use False with small members, which repeat calls."""
 
-    _per_call = (*EnsembleModel._per_call, "enforce", "tool_choice", "parallel_tool_calls")
+    reasoning_effort: str | None = None
+    """How much the members reason, such as ``"low"``, if their chat templates read it. ``"none"``
+    also switches reasoning off. A warning says if it is ignored."""
+
+    _per_call = (
+        *EnsembleModel._per_call,
+        *("enforce", "tool_choice", "parallel_tool_calls", "reasoning_effort"),
+    )
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
 
     @property
@@ -231,7 +238,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             described = {"tools": form.tools, "tool_choice": form.choice}
             described["instructions"] = form.instructions
         prompt = to_conversation(turns, **described, warn=self._warn_once)
-        return ModelCall(model, [Request(messages=prompt)], ChatResponseChunks, form)
+        requests, effort = [Request(messages=prompt)], model.reasoning_effort
+        return ModelCall(model, requests, ChatResponseChunks, form, effort)
 
     def _loaded(self) -> Engine:
         engine, names = self._ensemble.engine(), self._names

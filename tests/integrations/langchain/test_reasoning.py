@@ -29,6 +29,19 @@ async def test_reasoning_that_the_template_opens_is_not_content() -> None:
 
 
 @pytest.mark.parametrize(
+    ("effort", "thought", "is_read"), [("none", "", True), ("high", "Three is few.", False)]
+)
+def test_an_effort_reaches_the_templates_that_read_it(
+    effort: str, thought: str, is_read: bool, caplog: Any
+) -> None:
+    engine = thinkers("qwen", script=lambda _: f"<think>\n{thought}\n</think>\n\nFour.")
+    message = ChatAdaFuse(engine=engine, reasoning_effort=effort).invoke("How many?")
+    assert message.content == "Four."
+    assert message.additional_kwargs.get("reasoning_content", "").strip() == thought
+    assert ("no chat template of the members reads it" in caplog.text) is not is_read
+
+
+@pytest.mark.parametrize(
     ("message", "reasoning"),
     [
         (AIMessage("a", additional_kwargs={"reasoning_content": "so"}), "so"),
