@@ -25,14 +25,14 @@ _reading_vocabulary = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query about nodes of one tree.
+    """What an engine asks a backend about the nodes of one tree.
 
     Attributes:
         tree: the request's tree at this member.
-        evaluate: nodes whose next-token distribution the backend returns, in any order. Their
-            ancestors need not be evaluated.
-        score: nodes whose log-probability after their parent the backend returns. The parent need
-            not be in `evaluate`.
+        evaluate: nodes whose next-token distributions the backend returns, in any order. It may
+            have to evaluate their ancestors first.
+        score: nodes whose log-probabilities after their parents the backend returns. The parents
+            need not be in `evaluate`.
         top: number of likeliest next tokens in each summary, at least two.
         word_ends: whether each summary must have ``Next.word_end_logprob``.
     """
@@ -46,7 +46,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The result of one query.
+    """What a backend answers to one query.
 
     Attributes:
         next: a summary of the next-token distribution for each node of ``Query.evaluate``, in
@@ -55,8 +55,7 @@ class QueryResult:
             be minus infinity.
         passes: number of forward passes that the query took part in.
         tokens: number of tokens that the backend processed for the query.
-        reused: number of prompt tokens that the backend did not process, because it had cached
-            them for another request.
+        reused: number of prompt tokens that another request had already processed.
     """
 
     next: tuple[Next, ...]
@@ -76,11 +75,11 @@ class Backend(ABC):
     """One member of an ensemble. A subclass sets `name`, `codec` and `end_ids`, and has `evaluate`.
 
     - `evaluate` answers queries about nodes of token trees.
-    - `read_piece` reads a piece of long prompts, between the queries of other requests.
+    - `read_piece` reads a part of a long prompt, between the queries of other requests.
     - `release` forgets a request, and `close` frees everything.
-    - `cache_bytes` and `free_bytes` tell how many requests fit into the memory.
-    - `token_texts`, `has_word_ends` and `grammar_tokenizer` tell more about the tokens. Masks,
-      grammars and some strategies need them.
+    - `cache_bytes` and `free_bytes` measure memory, which limits how many requests run at a time.
+    - `token_texts`, `has_word_ends` and `grammar_tokenizer` describe the tokens for masks, grammars
+      and some strategies.
 
     A member without any state, which computes a node from all tokens before it:
 
@@ -92,8 +91,8 @@ class Backend(ABC):
 
     The tree holds everything that a backend needs: ``tree.ids`` are the committed tokens, and
     ``tree.tokens(node)`` those from the root to a node. A backend may keep its own state of a
-    request in ``TokenTree.state``. If ``tree.root`` has moved since the last query, a span was
-    committed, and the tree has dropped every node that is not below the new root.
+    request in ``TokenTree.state``. If ``tree.root`` has moved since the last query, the engine has
+    committed a span, and the tree has dropped every node that is not below the new root.
 
     An engine calls `evaluate`, `release` and `read_piece` from one thread at a time. A backend that
     several engines share must synchronize these calls.
@@ -103,7 +102,7 @@ class Backend(ABC):
         codec: converts text to tokens and tokens to text.
         end_ids: token ids that end a response.
         context_window: maximum number of tokens in a sequence, prompt included; None for no limit.
-        knows_distributions: whether the member knows whole distributions. Such a member
+        knows_distributions: whether the member knows the probability of every token. If so, it
 
             - lists only tokens that ``Node.allowed`` permits in `Next`, and sets ``Next.mass``;
             - sets ``Next.drawn`` for every node with a ``Node.draw``
@@ -111,19 +110,19 @@ class Backend(ABC):
             - applies ``TokenTree.changes`` to the logits after a node before it computes anything
               from them (:mod:`adafuse_llm.tree.adjustment`).
 
-            `adafuse_llm.backends.answered` does all three. An engine refuses options that need
-            this for other members, such as those on servers.
+            `adafuse_llm.backends.answered` does all three. For other members, such as those on
+            servers, an engine refuses the options that need this.
         listed_limit: maximum number of likeliest tokens in a summary; None for no limit.
-        parameters: number of the model's parameters, by which `Mixture` weighs members; None if it
-            is not known.
-        own_adjustment: the changes that the member's checkpoint asks for. Options of a request
-            replace them.
+        parameters: number of the model's parameters, by which `Mixture` weighs members; None if
+            unknown.
+        own_adjustment: the changes of distributions that the member's checkpoint sets. Options of a
+            request replace them.
         device: what the member computes on, such as ``"cpu"``, ``"cuda:0"`` or the URL of a server.
-        is_remote: whether it computes outside this process.
-        cache_limit: number of bytes that all requests together can have in the member's cache,
-            which it has allocated when it was loaded. None if a cache grows with its requests.
+        is_remote: whether the member computes outside this process.
+        cache_limit: size, in bytes, of the cache that the member has allocated for all requests
+            when it was loaded. None if the cache grows with the requests.
         token_cost: time that each further token adds to a pass, as a share of the time of a pass
-            over one token. It decides how much is drafted, and changes no result.
+            over one token. The engine drafts less if it is high. It changes no result.
     """
 
     name: str
@@ -143,32 +142,32 @@ class Backend(ABC):
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         """Return one result for each query, in order. Queries may belong to different requests.
 
-        At best, a backend runs one forward pass for all queries, over the nodes that are not
+        At best, a backend runs one forward pass for all queries, over the nodes that it has not
         evaluated yet.
 
         Raises:
-            Exception: any type; for example, the vocabulary lacks a token. The engine then repeats
-                each query in a call of its own, and raises a `MemberError` if it fails again. An
-                invalid result, such as a NaN, counts as a failure. So a backend must not cache
+            Exception: any type, for example because the vocabulary lacks a token. The engine then
+                repeats every query in a call of its own, and raises a `MemberError` if that fails.
+                An invalid result, such as a NaN, counts as a failure. So a backend must not cache
                 anything from a result that contains NaN.
         """
 
     def release(self, tree: TokenTree) -> None:
-        """Free the resources in ``tree.state``, and set it to None, because the request has ended.
+        """Free what ``tree.state`` holds for a request that has ended, and set it to None.
 
-        A tree can be released without any query, or twice.
+        The engine may release a tree that had no query, and may release a tree twice.
         """
         tree.state = None
 
     def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
-        """Process a piece of the committed tokens that the member has not processed yet.
+        """Process some of the committed tokens that the member has not processed yet.
 
-        Between two pieces, an engine evaluates the queries of other requests, and a request that is
-        cancelled reads no further piece. The trees share the piece.
+        The trees share this piece. Between two pieces, an engine evaluates the queries of other
+        requests, and it reads no further piece for a cancelled request.
 
         Returns:
-            For each tree, whether `evaluate` can process the rest together with its nodes. Here:
-            always.
+            For each tree, whether `evaluate` can process the rest together with the tree's nodes.
+            By default, it always can.
 
         Raises:
             Exception: as for `evaluate`.
@@ -176,17 +175,17 @@ class Backend(ABC):
         return [True] * len(trees)
 
     def close(self) -> None:
-        """Free all resources. An engine that is closed does this to members that it loaded."""
+        """Free all resources. When an engine closes, it also closes the members that it loaded."""
         return
 
     @property
     def lane(self) -> str:
-        """Name of the lane. Members of one lane take turns. By default, it is the device."""
+        """Name of the member's lane, by default the device. Members of one lane take turns."""
         return self.device
 
     @property
     def problem(self) -> str:
-        """Why the member does not answer at the moment, for errors; "" if nothing is known."""
+        """Why the member does not answer at the moment, as errors report it; "" if unknown."""
         return ""
 
     def cache_bytes(self, tokens: int) -> int:  # noqa: ARG002
@@ -211,8 +210,9 @@ class Backend(ABC):
     def token_texts(self) -> Sequence[str] | None:
         """The text of each token in the middle of a text, by token id.
 
-        U+FFFD stands for an incomplete character, and an empty text for an id without a token. With
-        None, the engine never restricts the tokens, and spaces at the end of a prompt stay there.
+        U+FFFD stands for an incomplete character, and an empty text for an id without a token. If
+        the property is None, the engine never restricts this member's tokens, and leaves spaces at
+        the end of a prompt there.
         """
         return None
 
@@ -222,7 +222,7 @@ class Backend(ABC):
         return False
 
     def grammar_tokenizer(self) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the member's tokens. It is asked for once.
+        """Return an ``llguidance.LLTokenizer`` with the member's tokens, which the engine keeps.
 
         Raises:
             Exception: llguidance cannot read the tokens.
@@ -236,7 +236,7 @@ class Backend(ABC):
     def space_tokens(self, spaces: int) -> SpaceTokens | None:
         """Return the member's tokens that begin with spaces.
 
-        Return None if they cannot write `spaces` spaces, or if `token_texts` is None.
+        The result is None if they cannot write `spaces` spaces, or if `token_texts` is None.
         """
         return self._space_tokens if self._space_tokens.can_write(spaces) else None
 
@@ -259,7 +259,7 @@ class Backend(ABC):
 
     @functools.cached_property
     def _grammar_vocabulary(self) -> GrammarVocabulary | str:
-        """The member's tokens, or why they cannot be read."""
+        """The member's tokens for grammars, or why llguidance cannot read them."""
         if not self.follows_grammars:
             if self.is_remote:
                 return "it runs on a server"

@@ -1,4 +1,4 @@
-"""Check what a backend can list, and what it returns."""
+"""Check how many tokens a backend can list, and the results that it returns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_results(
 
 
 def _faults(queries: Sequence[Query], results: Sequence[QueryResult]) -> Iterator[str]:
-    # only the first fault counts: later lines rely on its absence
+    # each check relies on the ones before it
     if len(results) != len(queries):
         yield f"{len(results)} results for {len(queries)} queries"
     for query, result in zip(queries, results, strict=True):

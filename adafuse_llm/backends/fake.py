@@ -23,7 +23,7 @@ class FakeBackend(Backend):
     """A member whose next-token distribution is a function of the text so far.
 
     The codec splits a text greedily into the longest known tokens; every other character becomes a
-    token of its own. Nothing is cached, so every evaluated node costs one pass.
+    token of its own. The member caches nothing, so every evaluated node costs one pass.
 
     Args:
         name: the member's name.
@@ -39,7 +39,7 @@ class FakeBackend(Backend):
         free: the reported free memory of the device, in bytes.
 
     Attributes:
-        passes: number of nodes that were evaluated so far, for assertions in tests.
+        passes: number of nodes that the member has evaluated, for assertions in tests.
     """
 
     knows_distributions = True
@@ -82,7 +82,7 @@ class FakeBackend(Backend):
         for query in queries:
             self.passes += len(query.evaluate)
             parents = [node.parent for node in query.score if node.parent is not None]
-            # all of them first, because each can add tokens to the vocabulary
+            # the distributions of all nodes first, because a rule can add tokens to the vocabulary
             known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
             results.append(_answered(query, known.__getitem__, self.codec.texts, self.end_ids))
         return results
@@ -106,10 +106,11 @@ class FakeBackend(Backend):
 def answered(
     backend: Backend, query: Query, logits: Callable[[tuple[int, ...]], Iterable[float]]
 ) -> QueryResult:
-    """Return the result of a query for a member that knows distributions, without any cache.
+    """Return the result of a query from plain logits, without any cache.
 
     Args:
-        backend: the member. Only with its `token_texts`, the result has ``Next.word_end_logprob``.
+        backend: a member that knows distributions. Without its `token_texts`, the result has no
+            ``Next.word_end_logprob``.
         query: the query.
         logits: returns the logits after token ids, [vocabulary], as any sequence or tensor.
 
@@ -128,7 +129,7 @@ def answered(
 
 
 def _ordered(logprobs: Mapping[int, float]) -> dict[int, float]:
-    """Return log-probabilities by token id in descending order, the lower id first among equals."""
+    """Sort log-probabilities by token id in descending order; equal ones in the order of ids."""
     order = sorted(sorted(logprobs), key=logprobs.__getitem__, reverse=True)
     return {token: logprobs[token] for token in order}
 
@@ -182,10 +183,7 @@ def _total(logprobs: Mapping[int, float], tokens: Iterable[int]) -> float:
 
 
 class FakeCodec(TextCodec):
-    """A codec whose tokens are strings. Any thread may use it.
-
-    The vocabulary grows unless it is complete.
-    """
+    """A codec whose tokens are strings. An incomplete vocabulary grows. Any thread may use it."""
 
     # the token `END`
     end_id = 0
@@ -198,7 +196,7 @@ class FakeCodec(TextCodec):
         self._growing = threading.Lock()
 
     def token(self, text: str) -> int:
-        """Return the id of the token `text`, which a vocabulary that grows gains."""
+        """Return the id of the token `text`. A vocabulary that may grow adds a missing token."""
         with self._growing:
             if text not in self._ids:
                 if self.is_complete:

@@ -1,7 +1,7 @@
-"""What the files of a model say before it is loaded: its context window, and chat templates.
+"""Read the context window of a model, and whether it has a chat template, before it is loaded.
 
-Nothing here imports torch or transformers, or downloads a file. A result of None means that the
-files on this machine do not tell. `source` is a GGUF file, a model folder or a hub id, `revision`
+Nothing here imports torch or transformers, or downloads a file. A result of None means that no
+file on this machine has the answer. `source` is a GGUF file, a model folder or a hub id, `revision`
 belongs to a hub id, and `file` is a GGUF file in the folder or hub repository.
 """
 
@@ -26,7 +26,7 @@ TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 
 def context_window(config: Mapping[str, Any]) -> int | None:
-    """Return the context window in a text configuration, in tokens, prompt included; or None.
+    """Return the context window in a text model's configuration, in tokens, or None without one.
 
     The window of "longrope" positions (Phi-3) ends at ``original_max_position_embeddings``, because
     a longer sequence has other rotary frequencies for all tokens.
@@ -61,9 +61,9 @@ def _gguf_facts(
 
 
 def file_window(source: str, revision: str | None = None, file: str | None = None) -> int | None:
-    """Return the context window in a model's ``config.json`` or GGUF file.
+    """Return the context window in a model's ``config.json`` or GGUF file, in tokens.
 
-    None if neither has it. Then transformers may still use a default.
+    Without one, the result is None, although transformers may use a default.
     """
     if is_gguf(source, file, revision):
         facts = _gguf_facts(source, revision, file)
@@ -86,7 +86,7 @@ def file_has_template(
         return None
     if config.get("chat_template") or any(any(folder.glob(pattern)) for pattern in TEMPLATE_FILES):
         return True
-    # else the hub or the model's own code may have one
+    # otherwise, the hub or the model's own code may have one
     return False if Path(source).is_dir() and "auto_map" not in config else None
 
 

@@ -1,10 +1,10 @@
-"""What members keep of finished requests, so that later requests that begin alike read less.
+"""Reuse what members have computed for the same first tokens of another request.
 
 When a request ends, its backend keeps what it computed for the committed tokens: key/value rows of
-transformers, or the cells of their sequence in llama.cpp. A new request starts with the kept or
-running sequence that shares the most first tokens with its prompt, `MIN_SHARED` or more
-(``QueryResult.reused``). It waits while another request reads tokens that it can reuse. A look-up
-compares with all sequences, of which there are some ten to some hundred.
+transformers, or the cells of a sequence in llama.cpp. A new request starts with the first tokens of
+the finished or running request that shares the most with its prompt (``QueryResult.reused``), if
+these are at least `MIN_SHARED`. It waits while another request reads tokens that it can reuse. A
+look-up compares the prompt with all sequences, of which there are some ten to some hundred.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Ids = NDArray[np.int64]
 T = TypeVar("T")
 
 MIN_SHARED = 16
-"""Minimum number of shared first tokens. With fewer, a request reuses nothing."""
+"""Minimum number of shared first tokens. If there are fewer, a request reuses nothing."""
 
 CachedTokens = tuple[Sequence[int], int, T]
-"""Tokens of a running request, how many of them are cached, and a value."""
+"""Tokens of a running request, how many of them are cached, and its value in the cache."""
 
 
 class PrefixCache(Generic[T]):
-    """Sequences of tokens, none of which begins with another one, and values such as cached rows.
+    """Keeps a value, such as cached rows, for each of some sequences of tokens.
 
-    The least recently used is first.
+    No sequence begins with another one. The least recently used one comes first.
 
     Args:
-        limit: maximum number of tokens of all sequences together. With 0, nothing is kept or found.
+        limit: maximum number of tokens in all sequences together. With 0, the cache is off.
         count: maximum number of sequences.
     """
 
@@ -45,15 +45,15 @@ class PrefixCache(Generic[T]):
         return len(self._ids)
 
     def fitting(self, tokens: Sequence[int]) -> Ids:
-        """Return the first tokens that can be kept; none if a kept sequence begins with them."""
+        """Return the first tokens that fit; none if too few, or if a kept sequence has them."""
         ids = np.array(tokens[: self.limit], dtype=np.int64)
         is_known = _most_alike(ids, self._ids.items())[1] == len(ids)
         return ids[:0] if is_known or len(ids) < MIN_SHARED else ids
 
     def add(self, ids: Ids, value: T) -> list[T]:
-        """Keep a value for tokens that `fitting` returned, and return values no longer kept."""
+        """Keep a value for tokens that `fitting` returned, and return the values that make room."""
         dropped: list[T] = []
-        # the beginning of the sequence is of no use beside it
+        # drop a sequence with which the new one begins
         before, shared = _most_alike(ids, self._ids.items())
         if before is not None and shared == len(self._ids[before]):
             dropped.append(before)
@@ -78,9 +78,9 @@ class PrefixCache(Generic[T]):
     def longest(
         self, prompt: Sequence[int], running: Iterable[CachedTokens[T]]
     ) -> tuple[T, int] | None:
-        """Return the value and the length of the longest cached prefix, which counts as used.
+        """Return the value and the length of the longest cached prefix, and mark it as used.
 
-        It lacks the prompt's last token. None stands for less than `MIN_SHARED` tokens.
+        The prompt's last token never counts. With fewer than `MIN_SHARED` tokens, return None.
         """
         ids = np.array(prompt[:-1], dtype=np.int64)
         value, length = _most_alike(ids, self._cached(running))
@@ -93,9 +93,9 @@ class PrefixCache(Generic[T]):
     def late(
         self, prompts: Mapping[int, Sequence[int]], running: Iterable[CachedTokens[T]]
     ) -> set[int]:
-        """Return the indices of prompts that wait until an earlier one is read.
+        """Return the indices of prompts that should wait until an earlier one is read.
 
-        They share at least `MIN_SHARED` more first tokens with it than with what is cached.
+        They share at least `MIN_SHARED` more first tokens with it than with cached sequences.
         """
         if not self.limit:
             return set()
@@ -115,11 +115,11 @@ class PrefixCache(Generic[T]):
 
 
 def _most_alike(ids: Ids, sequences: Iterable[tuple[T, Ids]]) -> tuple[T | None, int]:
-    """Return the value of a sequence that shares the most first tokens, and their number."""
+    """Return the value of the sequence that shares the most first tokens, and their number."""
     best, length = None, 0
     for value, cached in sequences:
         size = min(len(ids), len(cached))
-        # a sequence with another token at this place shares no more
+        # skip sequences that share no more, because they have another token at this place
         if length < size and ids[length] == cached[length]:
             differ = np.flatnonzero(ids[:size] != cached[:size])
             shared = int(differ[0]) if len(differ) else size

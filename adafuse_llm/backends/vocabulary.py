@@ -1,4 +1,4 @@
-"""What a member knows without its weights."""
+"""The tokens of a member, which can be loaded without its weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adafuse_llm.text.codec import TokenizerCodec
 
 
 class Vocabulary(ABC):
-    """A member's tokenizer, and the codec with it."""
+    """A member's tokenizer, and the codec that uses it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

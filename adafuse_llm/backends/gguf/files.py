@@ -21,10 +21,10 @@ WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
-    """Return whether a member is loaded from a GGUF file.
+    """Return whether llama.cpp loads a member, from a GGUF file.
 
-    A folder or hub repository with ``config.json`` and weights for transformers is loaded with
-    transformers, unless `file` is set. If a repository is not in the local cache, its name decides.
+    transformers loads a folder or hub repository with ``config.json`` and weights for it, unless
+    `file` is set. If a repository is not in the local cache, its name decides.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
@@ -69,11 +69,11 @@ def gguf_names(folder: Path) -> list[str]:
 
 
 def choose(names: Sequence[str], file: str | None) -> str:
-    """Choose the only file, or the one with a name or pattern, or raise a `LoadError`."""
+    """Return the only file that `file` names or matches (None: any), or raise a `LoadError`."""
     names = [name for name in names if name.lower().endswith(SUFFIX)]
     if file in names:
         return str(file)
-    # models, and of those in parts the first one, by their names
+    # leave out files that hold no model, and all parts of a model but the first one
     no_models = [n for n in names if "mmproj" in n.lower() or n.lower().endswith("imatrix.gguf")]
     wholes = [n for n in names if n not in no_models and n == part_names(n)[0]]
     pattern = "*" if file is None else file

@@ -22,15 +22,15 @@ ALIGNMENT: Final = 32
 """Alignment of the weights in bytes, unless the header sets another one."""
 
 MAX_VALUES: Final = 512
-"""Maximum number of values of an array that is read, such as one value for each layer."""
+"""Maximum length of an array that is read, such as one with a value for each layer."""
 
 SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-"""Formats of ``struct`` by type of value."""
+"""Formats of ``struct`` by GGUF's type number."""
 
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 
 CACHE_TYPES: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-"""Bytes of a number in a cache, by type of the cache."""
+"""Bytes that a number takes in a cache, by the cache's type."""
 
 TEMPLATE: Final = "tokenizer.chat_template"
 PRE_TOKENIZER: Final = "tokenizer.ggml.pre"
@@ -39,15 +39,15 @@ NEEDED: Final = {
     PRE_TOKENIZER: "llama.cpp splits texts into tokens in other ways than the model knows",
     "tokenizer.ggml.token_type": "llama.cpp reads control tokens as plain text",
 }
-"""Entries of a vocabulary of byte-level BPE, and what happens without them."""
+"""Entries that a vocabulary of byte-level BPE needs, and what happens without them."""
 
 PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-"""End of the name of a file that holds a part of a model."""
+"""Matches the end of a file name if the file is one part of a split model."""
 
 
 @dataclass(frozen=True)
 class GGUFFacts:
-    """What the header of a GGUF file says about its model.
+    """Facts about a model from the header of its GGUF file.
 
     Attributes:
         files: the files of the model, in order.
@@ -57,11 +57,11 @@ class GGUFFacts:
         tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE), ``"llama"``
             (SentencePiece); ``"no_vocab"`` if the file has none.
         pre_tokenizer: llama.cpp's name of the rules that split a text first, or None.
-        warnings: what makes the answers of the model worse.
+        warnings: defects of the file that make the model's answers worse.
         chat_template: the chat template as Jinja text, several templates by name, or None. A single
             one may have any name; of several, one must be the default.
         cache_elements: number of elements of the keys and values of a token, in all layers.
-        parameters, weight_bytes: number of weights, and their size.
+        parameters, weight_bytes: number of weights, and their size in bytes.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
         entries: the entries of the first header, without long arrays.
     """
@@ -81,12 +81,12 @@ class GGUFFacts:
     entries: Mapping[str, Any]
 
     def cache_bytes(self, tokens: int, cache_type: str = "f16") -> int:
-        """Return the bytes of the keys and values of some tokens, or more (sliding windows)."""
+        """Return the most bytes that keys and values of so many tokens take in the cache."""
         return math.ceil(tokens * self.cache_elements * CACHE_TYPES[cache_type])
 
 
 def read_facts(path: str | Path) -> GGUFFacts:
-    """Read the headers of a model's file, or of all parts after the first.
+    """Read the headers of a model's file. Of a split model, `path` is the first part.
 
     Raises:
         LoadError: a file is missing, truncated or not a GGUF file.
@@ -143,7 +143,7 @@ def _chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all parts of a model, by the name of one part."""
+    """Return the names of all parts of a model, from the name of one part."""
     part = PART.search(name)
     if part is None:
         return [name]
@@ -191,7 +191,7 @@ def _file_type(number: int | None) -> str:
 
 @dataclass(frozen=True)
 class _Skipped:
-    """An array of so many values that has not been read."""
+    """A long array, of which only the number of values is read."""
 
     count: int
 
@@ -206,13 +206,13 @@ class _Header:
     weight_bytes: int
 
     def get(self, key: str, kind: Any) -> Any:
-        # an entry of another type is as good as none
+        # an entry of another type counts as missing
         value = self.entries.get(key)
         return value if isinstance(value, kind) else None
 
 
 class _Reader:
-    """Reads values one after the other. A file that ends before a value is a `struct.error`."""
+    """Reads values one after the other. Raises `struct.error` if the file ends before a value."""
 
     def __init__(self, data: mmap.mmap, position: int) -> None:
         self.data = data

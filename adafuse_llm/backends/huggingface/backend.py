@@ -30,34 +30,34 @@ logger = logging.getLogger(__name__)
 FORMS = ("auto", "tree", "path")
 
 PATH_STATES = 8
-"""Estimated number of states per request in the path form: one for the trunk and one per branch."""
+"""Estimated number of caches of a request in the path form: the trunk's and those of branches."""
 
 
 class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
     """A member that consists of a transformers model and its tokenizer.
 
-    The constructor runs the model on a few tokens. If tree attention gives the numbers of plain
-    forward passes, requests share forward passes (the tree form). Otherwise, every token takes a
-    pass (the path form). The tree form sets the attention implementation of the model to its own,
-    which computes the same as ``"sdpa"`` or ``"eager"`` when others use the model.
+    The constructor tests the model on a few tokens. If tree attention gives the same numbers as
+    plain forward passes, requests share forward passes (the tree form). Otherwise, every token
+    takes a pass (the path form). The tree form replaces the attention implementation of the model.
+    When other code uses the model, the new one computes the same as ``"sdpa"`` or ``"eager"``.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
         tokenizer: tokenizer of the model.
         name: the member's name.
-        form: ``"tree"`` or ``"path"`` to require that form; ``"auto"`` to let the backend choose.
+        form: ``"tree"`` or ``"path"`` to require this form, ``"auto"`` to let the backend choose.
         prefix_cache_bytes: maximum size, in bytes, of the key/value rows of finished requests that
             the member keeps for requests that begin with the same tokens. If a pass runs out of
             memory, the member drops them and repeats the pass once.
 
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.
-        ignored_settings: settings of the generation config that would change responses and that
+        ignored_settings: settings of the generation config that would change responses, but that
             the member does not follow. A warning names them.
 
     Raises:
         UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
-        InvalidOptionError: `form` is not one of these.
+        InvalidOptionError: `form` is none of the three.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         self.device = str(device)
         is_quantized = bool(getattr(model, "is_quantized", False))
         if device.type == "cpu":
-            self.token_cost = 1.0 if is_quantized else 0.2  # six tokens take 2.1 to 2.3 times
-        # the form, and what finished requests may keep
+            self.token_cost = 1.0 if is_quantized else 0.2  # six tokens take 2.1 to 2.3 times one
+        # the form, and the cache of finished requests
         self._passes = choose(name, self._decoder, form)
         self.form = self._passes.form
         if self.form == "path":
-            self.token_cost = 1.0  # each token is a pass
+            self.token_cost = 1.0  # every token takes a pass
         self._pieces = self._passes.pieces
         row_bytes = max(1, sum(self._passes.token_bytes.values()))
         limit = max(0, prefix_cache_bytes) // row_bytes if self.form == "tree" else 0
@@ -111,7 +111,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
             )
 
     def cache_bytes(self, tokens: int) -> int:
-        # a slot can have twice the rows that it needs, and a slab half more slots
+        # a slot can have twice as many rows as it needs, and a slab half as many slots again
         states = 3 if self.form == "tree" else PATH_STATES
         return tokens * sum(self._passes.token_bytes.values()) * states
 
@@ -122,7 +122,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         return min(_free_bytes(device) * total // size for device, size in sizes.items())
 
     def clear_prefix_cache(self) -> None:
-        """Reuse no rows of requests so far. Call this after a change of the model's weights."""
+        """Forget the rows of earlier requests. Call this after a change of the model's weights."""
         with self._lock:
             self._kept.clear()
             self._running.clear()
@@ -167,7 +167,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return the bytes that this process can allocate, with those that PyTorch keeps for reuse."""
+    """Return the free bytes of a device, with those that PyTorch keeps for reuse."""
     module = torch.get_device_module(device)
     if hasattr(module, "mem_get_info"):  # creates no context on another GPU
         kept = module.memory_reserved(device) - module.memory_allocated(device)

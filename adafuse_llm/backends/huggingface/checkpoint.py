@@ -1,4 +1,4 @@
-"""Read what the configurations of a checkpoint say."""
+"""Read the settings of a checkpoint: adjustments, ignored settings, end-of-sequence ids."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OTHERS: Mapping[str, Any] = {
     "guidance_scale": 1,
     "watermarking_config": None,
 }
-"""Other settings that members do not follow, with the values that change nothing, besides None."""
+"""Other settings that members do not follow. Their values here change nothing, as None does."""
 
 
 def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
-    """Return the changes of distributions that a model's generation config asks for.
+    """Return the changes of distributions that a model's generation config sets.
 
-    No list of bad words forbids one of `end_ids`.
+    They never forbid one of `end_ids` as a bad word.
     """
     config = getattr(model, "generation_config", None)
     if config is None:
@@ -48,7 +48,7 @@ def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
 
 
 def ignored_settings(model: Any) -> dict[str, Any]:
-    """Return the settings of a model's generation config that change texts and are not followed."""
+    """Return the settings in a generation config that change texts, but that no member follows."""
     config = getattr(model, "generation_config", None)
     values = {name: getattr(config, name, None) for name in (*OTHERS, *OF_SAMPLING)}
     changed = {n: value for n, value in values.items() if value not in (None, OTHERS.get(n))}
@@ -57,7 +57,7 @@ def ignored_settings(model: Any) -> dict[str, Any]:
 
 
 def eos_ids(sources: Iterable[Any]) -> set[int]:
-    """Return the end-of-sequence ids of configurations and tokenizers."""
+    """Return all end-of-sequence ids that configurations and tokenizers set."""
     values = [getattr(source, "eos_token_id", None) for source in sources]
     lists = [[value] if isinstance(value, int) else value or () for value in values]
     return {token for ids in lists for token in ids}

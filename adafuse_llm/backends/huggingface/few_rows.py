@@ -1,4 +1,4 @@
-"""Linear layers of passes over a few tokens, on a CPU.
+"""Make the linear layers of a model faster in passes over a few tokens on a CPU.
 
 PyTorch's ``linear`` computes x Wᵀ. In float32, it reads or repacks the weights W several times if
 x has a few rows, so a pass over two tokens takes as long as two passes. As (W xᵀ)ᵀ, the same
@@ -20,15 +20,15 @@ from torch import nn
 from torch.nn import functional
 
 MAX_ROWS = 8
-"""Largest number of rows for which this form is faster."""
+"""Maximum number of rows for which this product is faster."""
 
 MIN_WEIGHTS = 100_000
-"""Weights of the smallest layer for which this form is faster."""
+"""Minimum number of weights for which this product is faster."""
 
 
 @contextmanager
 def few_rows(layers: Sequence[Any], tokens: int) -> Iterator[None]:
-    """Change `slow_layers` of a model during a pass over `tokens` tokens, if these are few."""
+    """Make `slow_layers` faster during a pass over `tokens` tokens, if these are few."""
     changed = layers if 1 < tokens <= MAX_ROWS else []
     for layer in changed:
         layer.__dict__["forward"] = partial(_forward, layer)
@@ -40,7 +40,7 @@ def few_rows(layers: Sequence[Any], tokens: int) -> Iterator[None]:
 
 
 def slow_layers(model: nn.Module) -> list[Any]:
-    """Return the layers of a model that are slow in passes over a few tokens."""
+    """Return the linear layers of a model that are slow in passes over a few tokens."""
     return [layer for layer in model.modules() if _is_slow(layer)]
 
 

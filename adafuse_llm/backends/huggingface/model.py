@@ -16,19 +16,19 @@ from adafuse_llm.backends.logits.state import check_tokens, to_device
 
 
 class Decoder:
-    """The forward pass of a model, on inputs on `device`, without any state of requests."""
+    """Runs the forward passes of a model on `device`. It keeps no state of requests."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = torch.device(model.get_input_embeddings().weight.device)
-        # accelerate moves the inputs to weights that are offloaded
+        # if the weights are offloaded, accelerate moves the inputs to them
         if self.device.type == "meta":
             self.device = torch.device("cpu")
         self._is_whole = len({parameter.device for parameter in model.parameters()}) == 1
         self._slow_layers = slow_layers(model)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
-        # what the model takes, and the name of its cache
+        # the arguments that the model takes
         parameters = inspect.signature(inner.forward).parameters
         self._takes_keep = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
@@ -45,8 +45,8 @@ class Decoder:
     ) -> tuple[torch.Tensor, Any]:
         """Run one forward pass over n tokens, and return logits and the model's cache.
 
-        The logits, [len(keep), v], are those of the tokens with the ascending indices `keep`. With
-        None for the positions, the model computes them.
+        The logits, [len(keep), v], are those after the tokens with the ascending indices `keep`. If
+        `positions` is None, the model computes them.
         """
         check_tokens(tokens, self.vocabulary_size)
         inputs: dict[str, Any] = {
@@ -57,7 +57,7 @@ class Decoder:
             inputs[self._cache_name] = cache
         if positions is not None and self._takes_positions:
             inputs["position_ids"] = to_device(torch.tensor([list(positions)]), self.device)
-        # the last layer computes only these logits
+        # ask for these logits only
         last = [len(tokens) - 1]
         kept: Any = list(keep) or last
         # a list works whichever device the last layer is on

@@ -1,9 +1,9 @@
-"""How a pass is packed: one forward pass over tokens of many requests.
+"""Pack the tokens of many requests into one forward pass.
 
-One sequence has the tokens of all requests, so the model computes all but attention for all of them
-at once. Its cache is a `PackedCache`, which adds the new rows to those of every request. Its
+The pass runs over one sequence with the tokens of all requests, so all layers but attention compute
+them at once. Its cache is a `PackedCache`, which adds the new rows to those of every request. Its
 attention is `attend`, registered in transformers' ``AttentionInterface``: the tokens of a request
-see only the rows of this request. Outside such a pass, `attend` is a model's usual attention.
+see only the rows of this request. Outside such a pass, `attend` computes the usual attention.
 
 Shapes: T tokens of the pass; n tokens and r rows of one request; h query heads, k key/value heads
 of size d, g = h / k.
@@ -31,34 +31,35 @@ from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.errors import UnsupportedModelError
 
 PACKED = "adafuse_llm"
-"""Name of the attention in transformers."""
+"""Name of `attend` in transformers."""
 
 FOLD_ROWS = 256
 """Maximum number of query rows after folding the query heads that share one key head. For few
-tokens, one product with g times as many rows is faster than g products: with 14 heads on 2 and four
-tokens, 71 instead of 106 µs for 300 rows, and 404 instead of 702 µs for 2,000."""
+tokens, one product with g times as many rows is faster than g products. For four tokens, 14 query
+heads and 2 key heads, it took 71 instead of 106 µs with 300 rows, and 404 instead of 702 µs with
+2,000."""
 
 
 class Scores(NamedTuple):
     """How a layer computes its attention scores."""
 
-    # their factor; None for the default
+    # factor of the scores; None for the default
     scale: float | None = None
-    # their bound (Gemma 2)
+    # bound of the scores (Gemma 2)
     softcap: float | None = None
     # scores of a row that all tokens see and that has no values, [h] (gpt-oss)
     sinks: torch.Tensor | None = None
 
     @property
     def is_usual(self) -> bool:
-        """Whether PyTorch's attention computes them."""
+        """Whether PyTorch's own attention can compute the scores."""
         return self.softcap is None and self.sinks is None
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """The cache of one pass over pieces of several requests, and the attention of the pass.
 
-    `windows` has the number of tokens that a sliding layer sees, by layer index.
+    `windows` maps the index of a sliding layer to the number of tokens that it sees.
     """
 
     def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
@@ -66,12 +67,12 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self._windows = windows
         self._groups = [_GroupAttention(group) for group in grouped(pieces)]
         self._sizes = [sum(len(p.tokens) for p in group.pieces) for group in self._groups]
-        # where the rows of the new tokens are in the slots of each slab
+        # the places of the new rows in every slab
         by_slab = itertools.groupby(pieces, key=lambda piece: piece.request.kv.slab)
         self._slabs = [(slab, _places(list(group))) for slab, group in by_slab if slab]
-        # copies of these places on the devices with layers
+        # the same on the devices of layers
         self._devices: dict[torch.device, list[torch.Tensor]] = {}
-        # keys and values of a layer that has cached but not attended
+        # new keys and values of the layer that attends next, and its index
         self._layer: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     def update(
@@ -101,9 +102,10 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return key_states, value_states
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, scores: Scores) -> torch.Tensor:
-        """Return the results of a layer, [1, T, h, d], from its queries, [1, h, T, d].
+        """Return the outputs of a layer, [1, T, h, d], from its queries, [1, h, T, d].
 
-        A layer that has changed the keys that `update` returned is an `UnsupportedModelError`.
+        Raises:
+            UnsupportedModelError: the layer has changed the keys that `update` returned.
         """
         if self._layer is None or key is not self._layer[0]:
             raise UnsupportedModelError("the attention layers use other keys than they cache")
@@ -114,7 +116,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # the model does not need it, because it gets positions
+        return 0  # unused, because the model gets positions
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -127,7 +129,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
 
 class _Running(threading.local):
-    # of the packed pass that runs in this thread
+    # the cache of the packed pass that runs in this thread
     cache: PackedCache | None = None
 
 
@@ -142,13 +144,13 @@ def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
-    """Return the place of a piece in a pass: pieces in the slots of one slab stand together."""
+    """Return the sort key of a piece in a pass. Pieces of one slab are neighbors."""
     number = piece.request.kv.slab.number if piece.request.kv.slab else 0
     return number, piece.is_long, piece.request.kv.slot
 
 
 def _places(pieces: Sequence[Piece]) -> torch.Tensor:
-    """Return the indices of the new rows of pieces among all rows of their slab."""
+    """Return where the new rows of pieces go among all rows of their slab."""
     slab = pieces[0].request.kv.slab
     assert slab is not None
     starts = [piece.request.kv.slot * slab.capacity + piece.request.kv.count for piece in pieces]
@@ -159,9 +161,9 @@ def _places(pieces: Sequence[Piece]) -> torch.Tensor:
 class _GroupAttention:
     """The attention of pieces in the slots of one slab, in all layers.
 
-    A group of one piece reads the rows of its slot. For several, a product runs over all slots from
-    the first to the last one, where masks hide what is between them, or over copies of their slots
-    if these are far apart.
+    A single piece reads the rows of its slot. Several pieces share one product over all slots from
+    the first to the last one, where masks hide the slots of others. If the slots are far apart, the
+    product runs over copies of them.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -171,13 +173,13 @@ class _GroupAttention:
         self._rows = max(len(piece.positions) for piece in pieces)
         self._size = max(len(piece.tokens) for piece in pieces)
         self._first, last = self._slots[0], self._slots[-1]
-        # slots that are far apart are copied, in their order
+        # copy slots that are far apart
         self._is_close = last - self._first < 2 * len(pieces)
         self._places = list(range(len(pieces)))
         if self._is_close:
             self._places = [slot - self._first for slot in self._slots]
         self._batch = self._places[-1] + 1
-        # tokens of the group by their place in the batch, [batch * size], and the reverse
+        # which token stands at each place of the batch, [batch * size], and the reverse
         order = [
             place * self._size + number
             for place, piece in zip(self._places, pieces, strict=True)
@@ -194,7 +196,7 @@ class _GroupAttention:
     def __call__(
         self, query: torch.Tensor, layer: int, window: int | None, scores: Scores
     ) -> torch.Tensor:
-        """Return the results for the queries of a layer, [1, h, n, d] each."""
+        """Return the outputs of a layer, [1, h, n, d], from its queries of the same shape."""
         slab = self.pieces[0].request.kv.slab
         assert slab is not None
         keys, values = slab.layers[layer]
@@ -205,7 +207,7 @@ class _GroupAttention:
             self._chosen = to_device(self._chosen, query.device)
             keys, values = (x.index_select(1, self._chosen) for x in (keys, values))
         keys, values = (x[:, :, : self._rows].transpose(0, 1) for x in (keys, values))
-        # the queries in the places of their slots, [batch, h, size, d], and the results back
+        # move the queries to the places of their slots, [batch, h, size, d], and the outputs back
         heads, size, batch = query.shape[1], self._size, self._batch
         flat = query[0]
         if not self._is_even:
@@ -228,7 +230,7 @@ class _GroupAttention:
         window: int | None,
         scores: Scores,
     ) -> torch.Tensor:
-        """Return the results for queries, [batch, h, n, d], and rows, [batch, k, r, d]."""
+        """Return the outputs for queries, [batch, h, n, d], and rows, [batch, k, r, d]."""
         batch, heads, size, width = query.shape
         groups = heads // keys.shape[1]
         if not scores.is_usual:
@@ -257,13 +259,13 @@ class _GroupAttention:
         )
 
     def _mask(self, window: int | None, groups: int, query: torch.Tensor) -> torch.Tensor | None:
-        """Return what to add to the scores of folded heads, [batch, 1, groups * n, r], or None."""
+        """Return a mask to add to scores of folded heads, [batch, 1, groups * n, r], or None."""
         key = (window, groups, query.dtype, query.device)
         if key not in self._masks:
             seen = np.zeros((self._batch, self._size, self._rows), dtype=np.bool_)
             for place, piece in zip(self._places, self.pieces, strict=True):
                 seen[place, : len(piece.tokens), : len(piece.positions)] = piece.seen(window)
-            # a token without rows would have no numbers
+            # softmax over no rows gives NaN, so padding sees the first row
             seen[:, :, 0] |= ~seen.any(-1)
             mask = None
             if not seen.all():
@@ -281,7 +283,7 @@ def _scored(
     mask: torch.Tensor | None,
     how: Scores,
 ) -> torch.Tensor:
-    """Attend as no kernel of PyTorch does. The mask is boolean, or is added to the scores."""
+    """Attend with the scores that PyTorch's kernels lack. A mask of numbers is added to them."""
     groups = query.shape[1] // keys.shape[1]
     keys, values = (rows.repeat_interleave(groups, 1) for rows in (keys, values))
     scale = query.shape[3] ** -0.5 if how.scale is None else how.scale
@@ -314,7 +316,7 @@ def attend(
             module, query, key, value, attention_mask, **kwargs
         )
         return result
-    # transformers leaves out masks that are causal
+    # without a mask, transformers means a causal one
     if attention_mask is None:
         new, rows = query.shape[2], key.shape[2]
         attention_mask = torch.ones(new, rows, dtype=torch.bool, device=key.device).tril(rows - new)
@@ -322,7 +324,7 @@ def attend(
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    # a packed pass knows what its tokens see
+    # a packed pass has masks of its own
     if _running.cache is not None:
         return None
     mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)

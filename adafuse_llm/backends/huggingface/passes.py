@@ -1,4 +1,4 @@
-"""Evaluate nodes of many requests. Requests in the tree form share passes."""
+"""Run the forward passes that evaluate the nodes of requests."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ PREFILL_TOKENS = 2048
 
 PIECE_TOKENS = (128, 512)
 """Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
-Others wait for a piece, but a model with 0.5 B parameters read 114 tokens per CPU second in passes
-over 512 tokens, 103 in passes over 128, and 81 in passes over 64."""
+Other requests wait for a piece, but short pieces cost more: a model with 0.5 B parameters read 114
+tokens per CPU second in passes over 512 tokens, 103 over 128, and 81 over 64."""
 
 
 class Passes:
-    """The forward passes of a member, in the form ``"tree"`` or ``"path"``."""
+    """The forward passes of a member. Requests in the form ``"tree"`` share passes."""
 
     def __init__(self, decoder: Decoder, form: str) -> None:
         self.form = form
-        # tokens in a piece of a prompt, while a request writes its response and while none does
+        # the sizes of pieces, as in `PIECE_TOKENS`
         is_fast = decoder.device.type != "cpu"
         self.pieces = (PREFILL_TOKENS, PREFILL_TOKENS) if is_fast else PIECE_TOKENS
-        # bytes that a token takes on each device, which `choose` measures
+        # bytes of a token's keys and values on each device, which the self-test measures
         self.token_bytes: Mapping[torch.device, int] = {}
         self._decoder = decoder
         self._pool = Pool()
@@ -51,7 +51,7 @@ class Passes:
         self._run(pieces)
 
     def read(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
-        """Give the next committed tokens of each request, that many, their rows."""
+        """Compute the rows of so many next committed tokens of every request."""
         self._run([request.read(n) for request, n in parts if isinstance(request, TreeForm)])
 
     def _run(self, pieces: Sequence[Piece]) -> None:
@@ -66,7 +66,7 @@ class Passes:
     def _pass(self, pieces: Sequence[Piece]) -> torch.Tensor:
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
-        # the tokens of a piece stand behind those of the pieces before it
+        # the place of each piece's first token in the pass
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
         keep = [start + i for start, piece in zip(starts, pieces, strict=False) for i in piece.keep]
         cache = PackedCache(pieces, self._windows)

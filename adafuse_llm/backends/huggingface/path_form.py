@@ -1,4 +1,4 @@
-"""Evaluate the nodes of a tree token by token, from saved copies of the model's own cache."""
+"""Evaluate the nodes of a tree one by one, from saved copies of the model's own cache."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class PathForm(RequestLogits):
-    """A request to a model whose layers may have no rows (Mamba).
+    """A request to a model whose layers need not keep a row for each token (Mamba).
 
-    It keeps one cache for the trunk (the committed tokens) and one for every tip of the tree. The
-    prompt takes one pass, and every later token takes another one.
+    The request has one cache for the trunk (the committed tokens) and one for every tip of the
+    tree. The prompt takes one pass, and so does every later token.
     """
 
-    unread = 0  # it reads no prompt in pieces
+    unread = 0  # this form reads a prompt as a whole
 
     def __init__(self, tree: TokenTree, decoder: Decoder) -> None:
         super().__init__(tree)
         self._decoder = decoder
-        # the model's state after the first `_committed` tokens of `tree.ids`
+        # the model's cache after the first `_committed` tokens of `tree.ids`
         self._trunk: Any = None
         self._committed = 0
-        # its state after a node
+        # its caches after tips
         self._tips: dict[Node, Any] = {}
 
     def extend(self, nodes: Sequence[Node]) -> None:
-        """Evaluate nodes, parents before children, as `TreeForm.plan`."""
+        """Evaluate nodes. They are in the order that `TreeForm.plan` expects."""
         for number, node in enumerate(nodes):
             if node is self.tree.root:
                 logits = self._advance_trunk()
@@ -48,7 +48,7 @@ class PathForm(RequestLogits):
         self._tips = {node: state for node, state in self._tips.items() if node in below}
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the keys and values of the trunk. A state of fixed size has none."""
+        """Return the keys and values of the trunk. A cache of fixed size has none."""
         tensors = (
             getattr(layer, name, None)
             for layer in getattr(self._trunk, "layers", None) or ()
@@ -57,7 +57,7 @@ class PathForm(RequestLogits):
         return [rows for rows in tensors if isinstance(rows, torch.Tensor) and rows.ndim == 4]
 
     def _advance_trunk(self) -> torch.Tensor:
-        """Run the remaining committed tokens, and return the logits after the root, [1, v]."""
+        """Run the committed tokens that are left, and return the logits after the root, [1, v]."""
         pending = self.tree.ids[self._committed :]
         for tokens in [[token] for token in pending] if self._committed else [pending]:
             logits, self._trunk = self._run(tokens, self._trunk)
@@ -65,7 +65,7 @@ class PathForm(RequestLogits):
         return logits
 
     def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
-        """Run a node. If `shared`, another child needs the state of its parent, too."""
+        """Run a node. `shared`: whether another node needs its parent's cache, too."""
         parent = node.parent
         assert parent is not None
         if parent in self._tips:
@@ -75,7 +75,7 @@ class PathForm(RequestLogits):
                 self._advance_trunk()
             state = copy.deepcopy(self._trunk)
         else:
-            # the state of an inner node has moved on to its child
+            # a child has taken over the cache of an inner node, so run the node again
             state = self._step(parent, shared=True)[1]
         return self._run([node.token], state)
 

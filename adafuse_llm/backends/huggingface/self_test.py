@@ -1,4 +1,4 @@
-"""Test a loaded model on a few tokens, to find a form that gives correct numbers."""
+"""Test a loaded model on a few tokens, to choose a form that gives correct numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 PROMPTS = (6, 4)
-"""Numbers of tokens of the two prompts, where the window has room for them."""
+"""Lengths of the two prompts in tokens, if the window has room for them."""
 
 DEPTH = 3
 """Number of tokens that follow a prompt."""
@@ -25,17 +25,17 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 
 ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
 """Largest accepted error for quantized weights and for weights of lower precision. With rounded
-activations, the logits of a token depend on the shape of its pass. So the test also accepts
-`ROUNDED_NOISE` times the difference between plain passes of different shapes, and `ROUNDED_NOISE`
-times the distance between numbers of the data type near 1, because on a GPU such passes may use the
-same kernels, and passes with a cache others: with bfloat16 and 32 layers, the error was 1.2 %."""
+activations, the logits of a token depend on the shape of its pass, so the test also accepts
+`ROUNDED_NOISE` times the difference between plain passes of different shapes. On a GPU, all plain
+passes may use the same kernels, and passes with a cache others. So it also accepts `ROUNDED_NOISE`
+times the distance of the data type's numbers near 1. The error was 1.2 % in bfloat16, 32 layers."""
 
 Ids = tuple[int, ...]
 
 
 @torch.inference_mode()
 def choose(name: str, decoder: Decoder, form: str) -> Passes:
-    """Return the passes of the first form that gives correct numbers (`HuggingFaceBackend`).
+    """Return passes in the first form that gives correct numbers (`HuggingFaceBackend`).
 
     Raises:
         UnsupportedModelError: no form gives correct numbers. The message gives the reasons.
@@ -48,7 +48,7 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
     except Exception as error:  # a model may raise any exception
         forms = ()
         reasons.append(f"{type(error).__name__}: {error}")
-    # the first form with the expected numbers
+    # try the forms in order
     for form_name in forms:
         try:
             passes = Passes(decoder, form_name)
@@ -80,7 +80,7 @@ def _branch(decoder: Decoder, number: int) -> list[int]:
 
 
 def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
-    """Return the logits after sequences, from plain passes, by the tokens of the sequence."""
+    """Return the logits after some sequences of tokens, from plain passes, by sequence."""
     expected: dict[Ids, torch.Tensor] = {}
     for prompt in _prompts(decoder):
         for number, depth in ((1, DEPTH), (2, DEPTH - 1)):
@@ -91,7 +91,7 @@ def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
 
 
 def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
-    """Return the logits after the same sequences, from two trees that run together.
+    """Return the logits after the same sequences, from two trees that share passes.
 
     Each tree has two branches. After a commit, one of them grows.
     """
@@ -105,7 +105,7 @@ def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
             for node in own:
                 actual[(*request.tree.ids, *request.tree.tokens(node))] = request.rows[node][0]
 
-    # the prompts, then two branches of each, then one more token after a commit
+    # evaluate the prompts, then two branches of each, then one more token after a commit
     evaluate([[tree.root] for tree in trees])
     one, two = _branch(decoder, 1), _branch(decoder, 2)
     tips = [(tree.grow(one[:-1]), tree.grow(two[:-1])) for tree in trees]
@@ -122,7 +122,7 @@ def _tolerance(decoder: Decoder) -> float:
     model = decoder.model
     if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
         return TOLERANCE[model.dtype]
-    # what the shape of a pass changes: one token more each time, one sequence, and two of them
+    # how much the shape of a pass changes: growing sequences, a whole one, and two whole ones
     count = len(_prompts(decoder)[0]) + DEPTH
     tokens, other = _ids(decoder, 7, 3, count), _ids(decoder, 5, 11, count)
     parts = torch.cat([decoder.plain(tokens[: end + 1]) for end in range(len(tokens))])

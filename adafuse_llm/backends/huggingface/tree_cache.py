@@ -1,4 +1,4 @@
-"""How the rows of a request are kept: its keys and values, and which of them each token sees.
+"""Keep the rows of requests: their keys and values, and which of these each token sees.
 
 Shapes: n new tokens of the request, r rows of the request; k key/value heads of size d.
 """
@@ -19,10 +19,10 @@ from adafuse_llm.backends.logits.state import RequestLogits, to_device
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 FIRST_ROWS = 64
-"""Number of rows of the shortest slots. Each longer slot has twice as many as the one before it."""
+"""Number of rows of the shortest slots. The next longer slots always have twice as many."""
 
 LONG_PIECE = 16
-"""Number of tokens above which a piece attends alone."""
+"""Maximum number of tokens in a piece that attends together with others."""
 
 SLAB_ROWS = 2**14
 """Maximum number of rows of a slab with several slots."""
@@ -34,13 +34,10 @@ _numbers = itertools.count()
 
 
 class Slab:
-    """Buffers with slots of one length, so that a pass handles the rows of many requests at once.
-
-    A slot has `capacity` rows.
-    """
+    """Buffers with slots of `capacity` rows. A pass handles the slots of many requests at once."""
 
     def __init__(self, capacity: int, slots: int = 1) -> None:
-        # by this number, the slabs of a pass have the same order in every run
+        # orders the slabs of a pass, so that every run has the same order
         self.number = next(_numbers)
         self.capacity = capacity
         self.slots = slots
@@ -49,9 +46,9 @@ class Slab:
         self.layers: dict[int, KeysValues] = {}
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        """Return the buffers of a layer, which has keys and values like these, [1, k, n, d]."""
+        """Return the buffers of a layer, for keys and values of these shapes, [1, k, n, d]."""
         if index not in self.layers:
-            # zeros, because what attention masks must be a number
+            # zeros, because masked values must be numbers, too
             keys, values = (
                 like.new_zeros((like.shape[1], self.slots, self.capacity, like.shape[3]))
                 for like in (keys, values)
@@ -60,11 +57,11 @@ class Slab:
         return self.layers[index]
 
     def grow(self, slots: int) -> None:
-        """Add slots, so that there are `slots`."""
+        """Increase the number of slots to `slots`."""
         for index, buffers in self.layers.items():
             keys, values = (old.new_zeros((old.shape[0], slots, *old.shape[2:])) for old in buffers)
             for new, old in zip((keys, values), buffers, strict=True):
-                # a growth that ran out of memory has left longer buffers in some layers
+                # if an earlier growth ran out of memory, some buffers are longer
                 new[:, : self.slots] = old[:, : self.slots]
             self.layers[index] = keys, values
         self.free += range(self.slots, slots)
@@ -75,9 +72,9 @@ class Rows:
     """The keys and values of some tokens, in one slot of a slab."""
 
     def __init__(self, slab: Slab | None = None) -> None:
-        # rows behind this number are undefined, but finite
+        # the rows after the first `count` are undefined, but finite
         self.count = 0
-        # there is none before the first pass
+        # None before the first pass
         self.slab: Slab | None = None
         self.slot = 0
         if slab is not None:
@@ -92,7 +89,7 @@ class Rows:
         slab.free.remove(self.slot)
 
     def layers(self) -> dict[int, KeysValues]:
-        """Return the keys and values of all layers, [1, k, capacity, d], which are views."""
+        """Return views of the keys and values of all layers, [1, k, capacity, d]."""
         layers = self.slab.layers.items() if self.slab else ()
         own = slice(self.slot, self.slot + 1)
         return {n: (k[:, own].transpose(0, 1), v[:, own].transpose(0, 1)) for n, (k, v) in layers}
@@ -117,7 +114,7 @@ class Rows:
             before[0].free.append(before[1])
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Keep the rows before `first` and then the given rows, in this order."""
+        """Keep the rows before `first`, and move `rows` behind them, in this order."""
         self.count = first + len(rows)
         for tensor in self.tensors():
             rows = to_device(rows, tensor.device)  # one copy serves all layers of a device
@@ -139,13 +136,13 @@ class Rows:
 
 
 class Pool:
-    """The slabs of a member. A slab without requests is freed."""
+    """The slabs of a member. A slab that no request uses is freed."""
 
     def __init__(self) -> None:
         self._slabs: weakref.WeakSet[Slab] = weakref.WeakSet()
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
-        """Make sure that the slots of requests have room for the rows of their pieces."""
+        """Give every request a slot with room for the rows of its piece."""
         waiting: dict[int, list[Rows]] = defaultdict(list)
         for piece in pieces:
             rows, size = piece.request.kv, len(piece.positions)
@@ -174,7 +171,7 @@ class Pool:
 
 
 def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
-    """Return the bytes that a token takes on each device, from keys and values, [1, k, r, d]."""
+    """Return how many bytes of keys and values, [1, k, r, d], a token has on each device."""
     sizes: Counter[torch.device] = Counter()
     for tensor in tensors:
         sizes[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
@@ -183,15 +180,15 @@ def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens of one request in a pass, which appends their n rows to those of the request."""
+    """The tokens of one request in a pass. The pass appends n rows to those of the request."""
 
     request: TreeForm
     tokens: Sequence[int]
-    # positions of all rows, [r], with the new rows at the end
+    # positions of all rows, [r]; the new rows are the last
     positions: NDArray[np.int64]
-    # whether a token sees a row, [n, r]; None if it sees its own and all before it
+    # whether each token sees each row, [n, r]; None if it sees its own and all before it
     visible: NDArray[np.bool_] | None
-    # indices of the tokens whose logits the pass returns, and the nodes of these tokens
+    # indices and nodes of the tokens whose logits the pass returns
     keep: Sequence[int]
     nodes: Sequence[Node]
 
@@ -206,7 +203,7 @@ class Piece:
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """Return whether tokens see rows, [n, r], in a window of last tokens or, with None, all."""
+        """Return whether each token sees each row, [n, r]. `window` limits how far it sees."""
         size, rows = len(self.tokens), len(self.positions)
         seen = self.visible
         if seen is None:
@@ -219,9 +216,9 @@ class Piece:
 class TreeForm(RequestLogits):
     """A request with tree attention: all nodes of its tree have rows in one buffer.
 
-    Every new token sees the rows of the committed tokens (the trunk). The row of a node is visible
-    to the nodes below it. Masks hide the rows of dropped nodes until these are more than a quarter
-    of the buffer. The first tokens of the prompt, but not its last one, may have rows already.
+    Every new token sees the rows of the committed tokens (the trunk). A node also sees the rows of
+    the nodes above it. Masks hide the rows of dropped nodes, which `_compact` removes once they are
+    more than a quarter of the buffer. `kv` may have rows of the prompt's tokens, except the last.
     """
 
     def __init__(self, tree: TokenTree, kv: Rows | None = None) -> None:
@@ -236,7 +233,7 @@ class TreeForm(RequestLogits):
         self._row: dict[Node, int] = {}
 
     def first(self, count: int) -> Rows:
-        """Return copies of the rows of the first tokens, in order."""
+        """Return copies of the rows of the first `count` tokens, in order."""
         return self.kv.copy(torch.from_numpy(np.flatnonzero(self._trunk)[:count]))
 
     @property
@@ -247,19 +244,19 @@ class TreeForm(RequestLogits):
         return self.kv.tensors()
 
     def read(self, count: int) -> Piece:
-        """Return the piece that gives the next `count` committed tokens their rows."""
+        """Return the piece that computes the rows of the next `count` committed tokens."""
         return self._piece(self.tree.ids[self.committed : self.committed + count], [])
 
     def plan(self, nodes: Sequence[Node]) -> Piece:
-        """Return the piece that evaluates nodes, parents before children.
+        """Return the piece that evaluates nodes, which are ordered parents before children.
 
-        Every parent is among `nodes`, or is evaluated already.
+        Every parent is among `nodes`, or is already evaluated.
         """
         below = [node for node in nodes if node is not self.tree.root]
         return self._piece(self.tree.ids[self.committed :], below)
 
     def reroot(self, before: Node, below: set[Node]) -> None:
-        # the new root has no row if it was only scored
+        # the new root has no row if the member has only scored it
         line = [self._row[n] for n in self.tree.since(before) if n in self._row]
         self._trunk[line] = True
         self.committed += len(line)
@@ -281,7 +278,7 @@ class TreeForm(RequestLogits):
         line = zip(below, [self.tree.root, *below], strict=False)
         is_line = self._trunk.all() and all(node.parent is above for node, above in line)
         visible = None if is_line else self._visible(joined, below)
-        # from now on, the request has these rows
+        # the request has these rows from now on
         self._row.update(zip(below, range(joined, size), strict=True))
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
@@ -301,7 +298,7 @@ class TreeForm(RequestLogits):
         """Return whether each new token sees each row, [n, r]."""
         rows, size = len(self._trunk), joined + len(below)
         visible = np.zeros((size - rows, size), dtype=np.bool_)
-        # all see the trunk, and pending tokens see those before them
+        # all tokens see the trunk and the pending tokens before them
         visible[:, :rows] = self._trunk
         visible[:, rows:joined] = joined - rows < 2 or np.tri(size - rows, joined - rows)
         seen: dict[Node, NDArray[np.bool_]] = {}  # what the new nodes see, [r]
@@ -311,7 +308,7 @@ class TreeForm(RequestLogits):
             if above in seen:
                 own |= seen[above]
             else:
-                # an ancestor whose logits were dropped may run again, but has its earlier row
+                # an ancestor that runs again counts with its earlier row
                 while above in self._row:
                     own[self._row[above]] = True
                     above = above.parent
@@ -328,7 +325,7 @@ class TreeForm(RequestLogits):
         first = int(np.argmin(alive))
         rows = np.flatnonzero(alive)
         self.kv.keep(first, torch.from_numpy(rows[rows >= first]))
-        # the others move up
+        # the rows after it move up
         moved = np.cumsum(alive) - 1
         self._trunk, self._positions = self._trunk[rows], self._positions[rows]
         self._row = {node: int(moved[row]) for node, row in self._row.items()}

@@ -11,7 +11,7 @@ from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.grammar.matchers import grammar_tokenizer
 
 BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
-"""Decoders of tokenizers whose tokens have known bytes."""
+"""With one of these decoders, the tokens of a tokenizer have known bytes."""
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -46,7 +46,7 @@ class HuggingFaceVocabulary(Vocabulary):
         return grammar_tokenizer(tokens, end_ids, special, encode)
 
     def _decoders(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the decoder of a fast tokenizer and all decoders in it, as dicts."""
+        """Yield the decoder of a fast tokenizer, and all decoders inside it, as dicts."""
         if not getattr(self.tokenizer, "is_fast", False):
             return
         decoder = self.tokenizer.backend_tokenizer.decoder

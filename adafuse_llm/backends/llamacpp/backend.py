@@ -1,4 +1,4 @@
-"""A GGUF model, run by llama.cpp, as a member."""
+"""A member that consists of a GGUF model, which llama.cpp runs."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from adafuse_llm.errors import InvalidOptionError, LoadError
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 MAX_KEPT = 16
-"""Maximum number of finished requests whose cells a member keeps. Every pass looks at all cells."""
+"""Maximum number of finished requests whose cells a member keeps. All cells slow down a pass."""
 
 DEFAULT_TOKENS = 16_384
-"""Number of tokens in the cache by default. It is the model's context window if that is larger, and
-what fits into `MEMORY_SHARE` of the free memory if that is less."""
+"""Default number of tokens in the cache. A longer context window of the model raises it, and
+`MEMORY_SHARE` of the free memory limits it."""
 
 MEMORY_SHARE = 0.25
 """Largest share of the free memory that the cache takes by default."""
 
 SPARE_CELLS = 512
-"""Number of additional cells, for the nodes of trees, which are evaluated in parts."""
+"""Number of additional cells, for the nodes of trees."""
 
 PART_NODES = 64
-"""Maximum number of nodes that are planned together. Each may need a sequence of its own."""
+"""Maximum number of nodes that are planned together. Every one may need its own sequence."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Types of weights that are not quantized."""
 
 
 Batch = list[tuple[LlamaState, Entry, Node | None]]
-"""Tokens that run together: the state of its request, the token, and its node if the logits of the
-node are needed."""
+"""Tokens that run together. For each: its request's state, its entry, and its node if a query needs
+the node's logits."""
 
 
 class LlamaCppBackend(LogitsBackend[LlamaState]):
     """A member that consists of a GGUF model, which llama.cpp runs.
 
-    One call of llama.cpp evaluates all nodes that requests wait for. All requests share a cache of
-    a fixed number of cells, one for each token. A child process tries a new file first.
+    One call of llama.cpp evaluates the nodes of all requests. The requests share a cache with a
+    fixed number of cells, one for each token. A child process tries a new file first.
 
     Args:
         path: the GGUF file, or the first file of a split model.
         name: the member's name.
-        context: as all other arguments, the field of `GGUFMember` of the same name, which checks
-            the values. The cache has `SPARE_CELLS` more cells, for tokens that members propose.
+        context: number of tokens in the cache, which has `SPARE_CELLS` more cells. `GGUFMember`
+            describes this argument and the following ones.
 
     Attributes:
-        facts: what the header of the file says.
-        tokenizer: the tokenizer, with what makes the answers of the model worse (``warnings``).
+        facts: facts from the header of the file.
+        tokenizer: the tokenizer. Its ``warnings`` are defects that make the answers worse.
 
     Raises:
-        LoadError: llama.cpp cannot load the file, or would end or block this process; or the memory
-            has no room for the cache.
+        LoadError: llama.cpp cannot load the file, or would end or block this process; or the cache
+            does not fit into the memory.
         UnsupportedModelError: the model cannot be a member.
         InvalidOptionError: an option is not valid.
     """
@@ -85,14 +85,14 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     ) -> None:
         self.name = name
         label = f"member {name!r} ({path})"
-        # load the file, after checks of its header and in a child process
+        # check the header, try the file in a child process, and load it
         self.facts = facts = read_facts(os.fspath(path))
         self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
         settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
         self._model, vocabulary = load(facts, label, settings)
         self.tokenizer = vocabulary.tokenizer
-        # further tokens of a pass cost little only while it waits for weights
+        # further tokens cost little only while a pass waits for weights
         if not self._model.on_gpu:
             self.token_cost = 0.2 if facts.file_type in FLOATS else 1.0
         self._repeatable = repeatable
@@ -111,14 +111,14 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         ends = self.tokenizer.end_ids.union(known[token] for token in end_tokens)
         self._set_up(vocabulary, ends, self._model.vocabulary_size)
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
-        # the cache, and what finished requests may keep in it
+        # create the cache, and limit how much of it finished requests may keep
         tokens = self._cache_tokens(facts, context, cache_type)
         self.context_window = min(facts.context_window or tokens, tokens)
         cells, threads = tokens + SPARE_CELLS, threads or _cores()
         self._context = Context(self._model, cells=cells, threads=threads, repeatable=repeatable)
         most = self._context.batch_tokens
         self._pieces = (most, most) if self._model.on_gpu else PIECE_TOKENS
-        self._batch: Batch = []  # what `_run` runs
+        self._batch: Batch = []  # the tokens for `_run`
         self._in_parts = False
         self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
         self.cache_limit = self._context.cells * self._cell_bytes
@@ -126,7 +126,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
     @property
     def lane(self) -> str:
-        return f"member {self.name}"  # its passes release the interpreter
+        return f"member {self.name}"  # its own, as passes release the interpreter
 
     def cache_bytes(self, tokens: int) -> int:
         return tokens * self._cell_bytes
@@ -140,7 +140,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         except CacheFullError:
             if not self._repeatable:
                 raise
-        # cells of removed tokens fill the cache, so all requests read their prompts again
+        # if the cells of removed tokens fill the cache, all requests read their prompts again
         with self._lock:
             self._start_anew()
         return [False] * len(trees)
@@ -162,7 +162,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _read(self, trees: Sequence[TokenTree], others: Iterable[LlamaState] = ()) -> list[bool]:
         if self._context.closed:
             raise RuntimeError("the member is closed")
-        self._batch = []  # a call that failed leaves something in it
+        self._batch = []  # a call that failed may have left tokens
         return super()._read(trees, others)
 
     def _run_parts(self, parts: Sequence[tuple[LlamaState, int]]) -> None:
@@ -183,9 +183,9 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             if len(queries) > 1:
                 return super()._in_turn(queries)
         try:
-            # parts of a query take the cells of other parts, so any number of nodes fits
+            # every part of a query takes the cells of the one before, so all nodes fit
             self._in_parts = True
-            self._context.fills_gaps = True  # nothing else is in the cache of a repeatable member
+            self._context.fills_gaps = True  # a repeatable member has nothing else in its cache
             return self._answer(queries)
         finally:
             self._in_parts = False
@@ -194,11 +194,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _advance(self, queries: Sequence[Query]) -> list[LlamaState]:
         states = []
         for query in queries:
-            # two queries of one request run one after the other
+            # a second query of the same request runs after the first
             state = self._state_of(query.tree)
             if state in self._planned():
                 self._run()
-            # the nodes without logits, and the uncached ones above them
+            # plan the nodes without logits, and uncached nodes above them
             missing = state.missing(query)
             for start in range(0, len(missing), PART_NODES):
                 if start:  # sequences cannot be copied before their tokens have run
@@ -221,11 +221,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         states, limit = self._planned(), self._context.batch_tokens
         batch, self._batch = self._batch, []
         for start in range(0, len(batch), limit):
-            # the logits of the nodes
+            # run one call, and keep the logits of its nodes
             part = batch[start : start + limit]
             logits = self._decode([entry for _, entry, _ in part], states)
             learn(logits, [(state, [node]) for state, _, node in part if node is not None])
-            # what the call has cost
+            # count the costs of the call
             for state, tokens in Counter(state for state, _, _ in part).items():
                 state.tokens += tokens
                 state.passes += 1
@@ -236,12 +236,12 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         while True:
             try:
                 return torch.from_numpy(self._context.run(entries))
-            except CacheFullError:  # try again with cells that the requests do not need
+            except CacheFullError:  # try again after other requests have lost cells
                 if self._repeatable or not self._shed(states):
                     raise
 
     def _make_room(self, count: int, state: LlamaState | None = None) -> None:
-        # from finished and other requests, then by running what is planned, then from its own nodes
+        # take sequences of others, then run planned tokens, then drop the request's own nodes
         while len(self._context.free) < count:
             if self._shed({*self._planned(), state}):
                 continue
@@ -252,8 +252,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 state.drop_tips()
 
     def _shed(self, needed: Collection[LlamaState | None]) -> bool:
-        """Drop what costs least to compute again and is not `needed`; False if there is nothing."""
-        # finished requests, then the nodes of another request, then all of another request
+        """Drop the cheapest cells of requests that are not `needed`; return False without any."""
+        # first finished requests, then nodes of a running one, then a running one as a whole
         if len(self._kept):
             self._context.give_back([self._kept.pop_oldest()])
             return True
@@ -276,7 +276,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         return state
 
     def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
-        # requests without a free sequence wait, too
+        # requests that find no free sequence wait, too
         free = len(self._context.free) + len(self._kept)
         return super()._late(prompts) | {*[*prompts][max(1, free) :]}
 
@@ -284,7 +284,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         return [(state.tree.ids, state.ready, state.trunk) for state in self._running]
 
     def _keep(self, state: LlamaState) -> None:
-        # the trunk, as far as its tokens have run and the limit allows
+        # keep the tokens of the trunk that have run, within the limit
         state.drop_tips()
         ids = self._kept.fitting(state.tree.ids[: state.ready])
         if len(ids):
@@ -294,7 +294,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             state.drop()
 
     def _start_anew(self) -> None:
-        # requests evaluate their tokens again
+        # running requests evaluate their tokens again
         for state in list(self._running):
             self._forget(state.tree)
         self._context.give_back(self._kept.clear())
@@ -304,11 +304,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         free = self.free_bytes()
         if self._model.on_gpu and torch.cuda.is_available():
             free = torch.cuda.mem_get_info()[0]
-        # by default the window, if it takes only a share of the memory
+        # choose a default
         if context is None:
             fitting = int(MEMORY_SHARE * free / max(1, facts.cache_bytes(1, cache_type)))
             return max(SPARE_CELLS, min(fitting, max(DEFAULT_TOKENS, facts.context_window or 0)))
-        # what the user asks for must fit into the memory
+        # or check that the user's choice fits into the memory
         size = facts.cache_bytes(context + SPARE_CELLS, cache_type)
         if size > free and not self._model.on_gpu:
             raise LoadError(
@@ -320,6 +320,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
 
 def _cores() -> int:
-    # physical ones that this process may use
+    # the number of physical cores that this process may use
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or allowed or 1))

@@ -30,25 +30,25 @@ BATCH_TOKENS = 2048
 
 PIECE_TOKENS = (32, 64)
 """Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
-Others wait for a piece, also for one of a client that has left: with 0.5 B parameters and one
-thread, a second for 64 tokens. Flash attention is slower for fewer: 66 tokens per CPU second in
-pieces of 32, 74 in 64, 77 in 256."""
+Other requests wait for a piece, even if its client has left: a second for 64 tokens with 0.5 B
+parameters and one thread. With flash attention, shorter pieces cost more: it read 66 tokens per CPU
+second in pieces of 32 tokens, 74 in pieces of 64, and 77 in pieces of 256."""
 
 REPEATABLE_TOKENS = (8, 32)
-"""Smallest and largest number of tokens in one call of llama.cpp if results must not depend on it.
-For fewer tokens, some types of weights have other kernels, and for 64 or more queries, flash
-attention has."""
+"""Minimum and maximum number of tokens in one call of llama.cpp, if results must not depend on it.
+llama.cpp has other kernels for fewer tokens with some types of weights, and for flash attention of
+64 or more queries."""
 
 TYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
-"""The numbers that ggml gives to the types of keys and values."""
+"""ggml's numbers of the types of keys and values."""
 
 NO_ROOM = 1
-"""Value that ``llama_decode`` returns if the cache has no room. The cache is then unchanged."""
+"""The result of ``llama_decode`` if the cache has no room. It then leaves the cache unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One token of a batch, which extends sequences; `keep` asks for the logits after it."""
+    """One token of a batch, which extends `sequences`. `keep`: whether to return its logits."""
 
     token: int
     position: int
@@ -57,7 +57,7 @@ class Entry:
 
 
 class CacheFullError(MemoryError):
-    """The cache has no room for a batch. The error leaves the cache unchanged."""
+    """The cache has no room for a batch, and is unchanged."""
 
 
 class Context:
@@ -65,9 +65,9 @@ class Context:
 
     Attributes:
         cells: number of cells. llama.cpp rounds it up to a multiple of 256.
-        free: the sequences that nobody uses.
-        fills_gaps: whether cells of removed tokens can hold other tokens at once. With
-            ``repeatable``, it may be True only while no other tokens come after a gap.
+        free: the sequences that no request uses.
+        fills_gaps: whether new tokens may take the cells of removed tokens at once. With
+            ``repeatable``, it may be True only while no cells after a gap are in use.
         batch_tokens: maximum number of tokens in one call of llama.cpp.
 
     Raises:
@@ -75,16 +75,16 @@ class Context:
     """
 
     def __init__(self, model: Model, *, cells: int, threads: int, repeatable: bool = False) -> None:
-        # `repeatable`: a token's numbers depend only on the tokens before it. So every call has a
-        # size for which llama.cpp uses the same kernels, and cells stay in the order in which
-        # attention adds them up: those of removed tokens are not used again until `clear`
+        # if `repeatable`, a token's numbers depend only on the tokens before it. So every call has
+        # a size for which llama.cpp uses the same kernels. Attention adds up cells in their order,
+        # so no token takes the cell of a removed one until `clear`
         self.fills_gaps = not repeatable
         self.free = list(range(MAX_SEQUENCES - (2 if repeatable else 0)))
         self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
         self._least = REPEATABLE_TOKENS[0] if repeatable else 0
         # create a cache that sequences share
         self._library = library = load_library()
-        self._model = model  # it must not be freed before the cache
+        self._model = model  # Python must not free it before the cache
         params = library.llama_context_default_params()
         params.n_ctx = cells
         params.n_batch = BATCH_TOKENS
@@ -127,9 +127,9 @@ class Context:
 
         Raises:
             CacheFullError: the cache has no room for the tokens.
-            RuntimeError: llama.cpp failed. The state of all sequences of the batch is unknown.
+            RuntimeError: llama.cpp failed. All sequences of the batch are in an unknown state.
         """
-        # fill a call that is too short
+        # pad a call that is too short
         padding = range(self._least - len(entries))
         entries = [*entries, *(Entry(0, position, [self._padding], False) for position in padding)]
         # lay out the arrays of the batch
@@ -157,7 +157,7 @@ class Context:
             )
         if code:
             raise RuntimeError(f"llama.cpp failed to evaluate a batch (code {code})")
-        # take back what filled the call, and read the logits
+        # remove the padding, and read the logits
         if padding:
             self.cut(self._padding)
         shape = int(keep.sum()), self._model.vocabulary_size

@@ -1,7 +1,7 @@
-"""The functions and structures of llama.cpp that GGUF members use, as one build declares them.
+"""Declarations of llama.cpp's functions and structures, for exact builds.
 
-llama.cpp changes its structures often, and its library does not tell its build. So `load` takes an
-exact version of a package. CONTRIBUTING.md says how to move to another build.
+llama.cpp changes its structures often, and its library cannot be asked for its build. So `load`
+requires an exact version of a package. CONTRIBUTING.md says how to move to another build.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from adafuse_llm.errors import MissingDependencyError
 
 
 class Package(NamedTuple):
-    """A package in exactly this version, and its file that is the library llama.cpp."""
+    """A package in exactly this version, and the path of llama.cpp's library in it."""
 
     name: str
     version: str
@@ -30,8 +30,8 @@ BUILDS: Final = {
     "win32": Package("llama-cpp-py-sync", "0.11548", "llama_cpp_py_sync/llama.dll"),
     "other": Package("xllamacpp", "2026.10.11549", "xllamacpp/xllamacpp.abi3.so"),
 }
-"""The packages that the extra ``gguf`` installs, by platform: the builds b11548 and b11549. The
-library of xllamacpp for Windows exports no functions of llama.cpp."""
+"""The packages that the extra ``gguf`` installs, by platform, with the builds b11548 and b11549 of
+llama.cpp. On Windows, the library of xllamacpp exports no functions of llama.cpp."""
 
 PACKAGE: Final = BUILDS["win32" if sys.platform == "win32" else "other"]
 
@@ -89,7 +89,7 @@ class Batch(ctypes.Structure):
 
 
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, pointer)
-"""``ggml_log_callback``: level, text, and data of the caller."""
+"""``ggml_log_callback``: takes a level, a text and the caller's data."""
 
 FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_backend_init": (None,),
@@ -127,7 +127,7 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_decode": (c_int32, pointer, Batch),
     "llama_get_logits": (POINTER(c_float), pointer),
 }
-"""The result and the arguments of each function."""
+"""Types of the result and the arguments, by function."""
 
 
 def load() -> SimpleNamespace:
@@ -149,7 +149,7 @@ def load() -> SimpleNamespace:
                 import torch  # noqa: F401  # has the OpenMP library, which some systems lack
 
                 native = ctypes.CDLL(path)
-            # the result and the arguments of each function
+            # declare the types of results and arguments
             for function_name, (result, *arguments) in FUNCTIONS.items():
                 function = getattr(native, function_name)
                 function.restype, function.argtypes = result, arguments

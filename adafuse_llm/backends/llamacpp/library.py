@@ -1,4 +1,4 @@
-"""The library llama.cpp: load it, collect its messages, and load files with it."""
+"""Load the library llama.cpp, collect its messages, and load files with it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ERROR_LEVEL = 4
 """The level of errors in the messages of llama.cpp (``GGML_LOG_LEVEL_ERROR``)."""
 
 PACKAGES = (PACKAGE.name, "llama-cpp-python")
-"""The packages with llama.cpp, the first of which is used. pip compiles the second."""
+"""Packages with llama.cpp. The first one that is installed counts. pip compiles the second."""
 
 _collected = threading.local()
 _callbacks: list[Any] = []
 
 
 def find_library() -> tuple[str, str]:
-    """Return the name and version of the package with llama.cpp, or raise an error."""
+    """Return the name and version of the installed package, or raise a MissingDependencyError."""
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             return name, version(name)
@@ -49,7 +49,7 @@ def find_library() -> tuple[str, str]:
 
 @functools.cache
 def load_library() -> Any:
-    """Load and initialize llama.cpp, whose messages are logged, and return its C functions.
+    """Load and initialize llama.cpp, log its messages, and return its C functions.
 
     Raises:
         MissingDependencyError: llama.cpp is not installed, or cannot be used.
@@ -57,7 +57,7 @@ def load_library() -> Any:
     # llama-cpp-python has declarations of its own
     is_ours = find_library()[0] == PACKAGE.name
     library: Any = declarations.load() if is_ours else import_module("llama_cpp.llama_cpp")
-    _callbacks.append(library.llama_log_callback(_receive))  # called until the process ends
+    _callbacks.append(library.llama_log_callback(_receive))  # in use until the process ends
     library.llama_log_set(_callbacks[-1], ctypes.c_void_p(0))
     library.llama_backend_init()
     return library
@@ -85,8 +85,8 @@ class Settings:
     """The settings of a model that decide which native code runs.
 
     Attributes:
-        reorder: whether llama.cpp may store weights in the order that its fastest kernels need,
-            some of which round in other ways for one token than for several.
+        reorder: whether llama.cpp may store weights in the order that its fastest kernels need.
+            Some of these round differently for one token than for several.
         gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
         flash_attention: whether to use flash attention; None to let llama.cpp decide.
         cache_type: type of keys and values, such as ``"f16"``.
@@ -120,7 +120,7 @@ class Model:
         params.n_gpu_layers = -1 if settings.gpu_layers is None else settings.gpu_layers
         params.use_extra_bufts = settings.reorder
         params.vocab_only = settings.vocabulary_only
-        # llama.cpp tells its reasons in messages
+        # llama.cpp logs the reason of a failure
         with collect_errors() as errors:
             pointer = library.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
@@ -137,7 +137,7 @@ class Model:
         self.vocabulary_size = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
-        # kinds of models that cannot be members
+        # refuse kinds of models that cannot be members
         recurrent = "has recurrent layers, whose state llama.cpp cannot cut back"
         for is_kind, reason in (
             (library.llama_model_has_encoder, "is an encoder or an encoder-decoder model"),

@@ -1,8 +1,8 @@
-"""The state of a request at a GGUF member: which sequences of the cache hold its tree.
+"""The state of a request at a GGUF member: the sequences of the cache that hold its tree.
 
 A request has one sequence for its committed tokens (the trunk), and one for every tip, which is a
-cached node without cached children. All tips below a node share its cell. Nodes can be dropped at
-any time, because `LlamaState.plan` evaluates them again for a new node.
+cached node without cached children. All tips below a node share its cell. The member can drop nodes
+at any time, because `LlamaState.plan` evaluates them again when it needs them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class LlamaState(RequestLogits):
-    """The sequences of one request, the first of which it takes at once, and its nodes' logits.
+    """The sequences of one request, and its nodes' logits. The trunk takes a free sequence at once.
 
     Attributes:
         trunk: the sequence of the committed tokens.
-        committed: number of tokens of ``tree.ids`` that are in the trunk or planned.
+        committed: number of tokens of ``tree.ids`` that are in the trunk or planned for it.
         ready: number of tokens of ``tree.ids`` in the trunk.
         tips: the sequence of each tip.
     """
@@ -45,23 +45,23 @@ class LlamaState(RequestLogits):
     def plan(
         self, nodes: Sequence[Node], keep: Collection[Node]
     ) -> list[tuple[Entry, Node | None]]:
-        """Return the tokens that must run to evaluate `nodes`, with the nodes that are in `keep`.
+        """Return the tokens that must run to evaluate `nodes`, which `uncached` has returned.
 
-        Each of `nodes`, which `uncached` returned, may take a free sequence. The root, too, can be
-        in `keep`.
+        A token comes with its node if the node is in `keep`, where the root can be, too. Every node
+        may take a free sequence.
         """
-        # the children of every node
+        # find the children of every node
         children: dict[Node, list[Node]] = defaultdict(list)
         for node in nodes:
             assert node.parent is not None, "the root is not below itself"
             children[node.parent].append(node)
-        # sequences that run through the nodes
+        # choose the sequences that run through every node
         through: dict[Node, list[int]] = {}
         for node in nodes:
             if node.parent not in through:
                 self._reserve(node, children, through)
         root = [self.trunk, *dict.fromkeys(s for n in children[self._root] for s in through[n])]
-        # the rest of the committed tokens first, then the nodes
+        # the committed tokens that are left run first, then the nodes
         planned = self.read(len(self.tree.ids) - self.committed, root)
         if planned and self._root in keep:
             planned[-1] = replace(planned[-1][0], keep=True), self._root
@@ -74,7 +74,7 @@ class LlamaState(RequestLogits):
     def read(
         self, count: int, sequences: Sequence[int] | None = None
     ) -> list[tuple[Entry, Node | None]]:
-        """Return the next `count` committed tokens, which extend the trunk or some sequences."""
+        """Return the next `count` committed tokens. They extend `sequences`, or else the trunk."""
         start, self.committed = self.committed, self.committed + count
         tokens = self.tree.ids[start : self.committed]
         sequences = sequences or [self.trunk]
@@ -90,11 +90,11 @@ class LlamaState(RequestLogits):
             order += children.get(above, ())
         parent = node.parent
         assert parent is not None
-        # a sequence with the parent
+        # find a sequence that holds the parent
         source = self.trunk
         if parent is not self._root:
             source = next(s for tip, s in self.tips.items() if parent in _upwards(tip))
-        # every new tip has a sequence, which runs through all nodes above it
+        # give every new tip a sequence, which runs through all nodes above it
         for tip in (below for below in order if below not in children):
             if parent in self.tips:  # the first new tip takes over the parent's sequence
                 sequence = self.tips.pop(parent)

@@ -1,9 +1,9 @@
-"""Try each new GGUF file in a child process, before this one loads it.
+"""Try every new GGUF file in a child process, before this process loads it.
 
-Native code can end its process: on a processor that lacks an instruction, by a defect of a kernel,
-or because of what a file holds. A chat template can run without end or fill the memory. So a child
-process renders the template, loads the file with the settings of the member, and evaluates a few
-tokens. The user's cache folder remembers what survives, by library, machine, settings and file.
+Native code can end its process if the processor lacks an instruction, if a kernel has a defect, or
+if a file is malformed. A chat template can run without end or fill the memory. So a child process
+renders the template, loads the file with the settings of the member, and evaluates a few tokens. A
+file in the user's cache folder records success, by library, machine, settings and GGUF file.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from adafuse_llm.errors import LoadError, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 SECONDS, SECONDS_PER_GIB = 120, 30
-"""CPU time of a child process, and what is added for a GiB of weights."""
+"""Maximum CPU time of a child process, in seconds, without and for each GiB of weights."""
 
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 3, 2**30
-"""CPU time and memory to render a chat template a few times. Usual ones take milliseconds."""
+"""Maximum CPU time and memory to render a chat template. Usual ones take milliseconds."""
 
 SPARE_BYTES: Final = 8 * 2**30
-"""Address space of a child process, besides three times the size of the weights."""
+"""Maximum address space of a child process, besides three times the size of the weights."""
 
 TOLERANCE: Final = 0.1
 """Largest accepted mean error of the logits, relative to their standard deviation. Results for
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Largest size of files that are known by their bytes, and not by their path, size and time."""
+"""Maximum size of a file that its content identifies. Others: their path, size and time."""
 
 OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
-"""Exit codes of a child process. The last is the smallest one of crashes on Windows."""
+"""Exit codes of a child process: out of memory, and the smallest of a crash on Windows."""
 
 
 def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
-    """Return settings with which a file does not end or block the process that loads it.
+    """Return settings with which a process can load a file without ending or hanging.
 
-    If a child process crashes with the wanted ones, and not with weights in the order of the file,
-    a warning says so.
+    They are the wanted ones, or if a child process fails with these, the same with `reorder` off. A
+    warning then says so.
 
     Raises:
         LoadError: the file ends the process with all settings, or takes too much time or memory.
@@ -67,7 +67,7 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
     verdict = _verdict(facts, wanted)
     with suppress(OSError):
         return replace(wanted, reorder=verdict.read_text() == str(True))
-    # try the wanted settings, and then slower kernels
+    # try the wanted settings, and then those with slower kernels
     settings = wanted
     try:
         problem = _problem(facts, wanted)
@@ -91,7 +91,7 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
             first,
             verdict,
         )
-    # remember what has worked
+    # record success
     with suppress(OSError):
         verdict.parent.mkdir(parents=True, exist_ok=True)
         verdict.write_text(str(settings.reorder))
@@ -99,12 +99,12 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
 
 
 def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
-    # how the file ends a child process that loads it; None if it does not
+    # why a child process cannot load the file; None if it can
     seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
     try:
         child = run_limited(
             try_here,
-            5 * seconds,  # it waits for disks and other processes
+            5 * seconds,  # the time on the clock: it waits for disks and other processes
             path=str(facts.files[0]),
             weights=facts.weight_bytes,
             seconds=seconds,
@@ -112,7 +112,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return "loading it takes too much time"
-    # how it ended
+    # why the process ended
     code, cause = child.returncode, child.stderr.strip().partition("\n")[0]
     if not code:
         return None
@@ -130,7 +130,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
 
 
 def _verdict(facts: GGUFFacts, settings: Settings) -> Path:
-    # the file that holds whether weights may be reordered, by all on which it depends
+    # the file that records whether weights may be reordered; all that decides this is in its name
     name, _ = find_library()
     library = distribution(name).read_text("RECORD")  # the files of the package, with their hashes
     known = [library, platform.node(), asdict(settings), *map(_identity, facts.files)]
@@ -143,7 +143,7 @@ def _verdict(facts: GGUFFacts, settings: Settings) -> Path:
 
 
 def _identity(path: Path) -> str:
-    # copies of a small file are the same file
+    # copies of a small file count as one file
     status = path.stat()
     if status.st_size <= HASHED_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -151,7 +151,7 @@ def _identity(path: Path) -> str:
 
 
 def load(facts: GGUFFacts, label: str, settings: Settings) -> tuple[Model, LlamaVocabulary]:
-    """Load a file, and check its numbers if it has weights; a `LoadError` says why it cannot be."""
+    """Load a file, and check its numbers if the weights are loaded, or raise a `LoadError`."""
     model = Model(facts.files[0], label, settings)
     vocabulary = LlamaVocabulary(model, facts)
     if not settings.vocabulary_only:
@@ -160,7 +160,7 @@ def load(facts: GGUFFacts, label: str, settings: Settings) -> tuple[Model, Llama
 
 
 def _check(model: Model) -> None:
-    # a tree of tokens with two branches, and one of them as a sequence of its own
+    # evaluate a tree of tokens with two branches, and one branch as a sequence of its own
     first, second, third, fourth = (n * (model.vocabulary_size - 1) // 3 for n in range(4))
     tree = [
         Entry(first, 0, [0, 1], False),
@@ -185,7 +185,7 @@ def _check(model: Model) -> None:
             f"{model.path.name!r} may be damaged; download it again."
         )
     difference = np.abs(in_tree - plain).mean() / plain.std()
-    if not difference <= TOLERANCE:  # also if it is NaN
+    if not difference <= TOLERANCE:  # true for NaN, too
         raise UnsupportedModelError(
             f"{model.label} cannot be a member: llama.cpp gives other numbers for a tree of tokens "
             f"than for the same tokens in a sequence (relative error {difference:.2g})"
@@ -196,17 +196,17 @@ def _check(model: Model) -> None:
 
 
 def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
-    """Render a file's chat template, load it, and evaluate a few tokens, within `seconds`."""
+    """Render a file's chat template, load the file, and evaluate tokens, within `seconds`."""
     begin()
-    # each step says what it does, in case it ends the process
+    # every step writes what it does, in case it ends the process
     try:
         facts = read_facts(path)
         _say("rendering its chat template")
         _render(facts.chat_template or {})
         _say("loading it")
-        has_gpu = load_library().llama_supports_gpu_offload()  # which reserves any address space
+        has_gpu = load_library().llama_supports_gpu_offload()  # a GPU may reserve any space
         limit_process(seconds, 2**50 if has_gpu else 3 * weights + SPARE_BYTES)
-        with suppress(LoadError):  # which the parent process raises, too
+        with suppress(LoadError):  # the parent process raises it, too
             load(facts, path, Settings(**settings))
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)

@@ -29,19 +29,19 @@ TEMPLATE_KEYS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-"""The keys in the header of tokens that chat templates can read, by the templates' names."""
+"""Header keys of the tokens that chat templates can read, by their names in templates."""
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""The keys in the header of tokens that end a response."""
+"""Header keys of the tokens that end a response."""
 
 WORD, TEXT = 1_000, 10_000
-"""Numbers of characters after which texts are cut: of one class, and of any class but whitespace.
-llama.cpp's regular expressions need stack for every character of a word, and a word of 40,000
-letters would end the process."""
+"""Maximum numbers of characters in a row, of one class, and of any class but whitespace. Longer
+texts are cut, because llama.cpp's regular expressions need stack for every character of a word: a
+word of 40,000 letters would end the process."""
 
 SHORT, CACHED = 64, 4_096
-"""Length of texts whose tokens are cached, and number of these texts. For each text, llama.cpp
-compiles the regular expressions of some vocabularies again, which takes up to a millisecond."""
+"""Maximum length of texts whose tokens are cached, and number of these texts. With some
+vocabularies, llama.cpp compiles regular expressions for every text, in up to a millisecond."""
 
 _LONG = re.compile(rf"\w{{{WORD}}}|\s{{{WORD}}}|[^\w\s]{{{WORD}}}|\S{{{TEXT}}}")
 _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
@@ -53,30 +53,30 @@ class LlamaTokenizer:
 
     Args:
         model: the loaded file, which must stay open until `close`.
-        facts: what its header says.
+        facts: facts from its header.
 
     Attributes:
         pieces: the bytes of the tokens, by id.
-        added_tokens_decoder: control tokens, and tokens that are found in a text before it is
-            split into words, by id.
+        added_tokens_decoder: control tokens, and tokens that llama.cpp takes out of a text before
+            it splits the rest into words, by id.
         unk_token_id: id of the token for text that has no other token, or None.
-        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It may also
-            put an end token behind it, which a prompt to be continued must not have.
+        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. An end
+            token that it may put behind the prompt is not used, because members continue prompts.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
-            which its chat template ends a reply. Others that llama.cpp assumes can be any token.
-        warnings: what makes the answers of the model worse.
+            which its chat template ends a reply. llama.cpp's guesses at others can be any token.
+        warnings: defects of the file that make the model's answers worse.
 
     Raises:
         UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
     """
 
     def __init__(self, model: Model, facts: GGUFFacts) -> None:
-        self._model = model  # it must not be freed before the vocabulary
+        self._model = model  # Python must not free it before the vocabulary
         self._entries = facts.entries
         self._library = load_library()
         self._vocabulary: int = self._library.llama_model_get_vocab(model.pointer)
         self._kind = self._library.llama_vocab_type(self._vocabulary)
-        # the tokens, which must be able to write every text
+        # read the tokens, which must be able to write every text
         ids = range(model.vocabulary_size if self._kind in (SENTENCEPIECE, BPE) else 0)
         self.pieces = list(self._read_pieces(ids))
         lacking = {bytes([byte]) for byte in range(256)}.difference(self.pieces, [b" "])
@@ -89,7 +89,7 @@ class LlamaTokenizer:
         attributes = [self._library.llama_vocab_get_attr(self._vocabulary, i) for i in ids]
         self.unk_token_id = next((i for i in ids if attributes[i] & UNKNOWN), None)
         self.added_tokens_decoder = _added_tokens(self.pieces, attributes)
-        # what chat templates read, and what ends a response
+        # find the tokens that chat templates read, and those that end a response
         self.chat_template = facts.chat_template
         self.special_tokens_map = {
             name: _text(self.pieces[token])
@@ -101,7 +101,7 @@ class LlamaTokenizer:
         self._closed = False
         self._lock = threading.Lock()
         self._tokenize_short = cached(self._tokenize, CACHED)
-        # what llama.cpp puts before a text
+        # find the tokens that llama.cpp puts before a text
         plain, whole = self._tokenize("a"), self._tokenize("a", add_special=True)
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
         self.prefix_ids = whole[:start]
@@ -112,12 +112,12 @@ class LlamaTokenizer:
         return len(self.pieces)
 
     def close(self) -> None:
-        """Refuse later calls that need the file."""
-        with self._lock:  # waits for a call that runs
+        """Refuse all later calls that need the file."""
+        with self._lock:  # wait for a running call
             self._closed = True
 
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the spellings of tokens in the file."""
+        """Return the tokens as the file spells them."""
         spelling = self._library.llama_vocab_get_text
         return [_text(spelling(self._vocabulary, token)) for token in ids]
 
@@ -129,7 +129,7 @@ class LlamaTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> list[int]:
-        """Return the tokens of a text, as a Hugging Face tokenizer."""
+        """Return the tokens of a text, as a Hugging Face tokenizer does."""
         tokens: list[int] = []
         with self._lock:
             if self._closed:
@@ -140,7 +140,7 @@ class LlamaTokenizer:
         return [*self.prefix_ids, *tokens] if add_special_tokens else tokens
 
     def decode(self, tokens: Sequence[int], **_options: bool) -> str:
-        """Return the text of tokens with control tokens; options of tokenizers must be False."""
+        """Return the text of tokens, control tokens included. All `_options` must be False."""
         data = b"".join([self.pieces[token] for token in tokens])
         if self._adds_space:
             data = data.removeprefix(b" ")
@@ -159,12 +159,12 @@ class LlamaTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         assert not tokenize, "the codec encodes the text"
-        # the template, of several that for tools
+        # choose the template
         template = self.chat_template
         assert template is not None, "the file has no chat template"
         if not isinstance(template, str):
             template = template["tool_use" if tools and "tool_use" in template else "default"]
-        # for a template, a key whose value is None would be there
+        # leave out values of None, because a template would find their keys
         turns = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         rendered, _ = render_jinja_template(
             conversations=[turns],
@@ -177,11 +177,11 @@ class LlamaTokenizer:
 
     def _read_pieces(self, ids: range) -> Iterator[bytes]:
         buffer = ctypes.create_string_buffer(256)
-        options = (0, True)  # remove no spaces; write control tokens, too
+        options = (0, True)  # remove no spaces, and write control tokens, too
         read = functools.partial(self._library.llama_token_to_piece, self._vocabulary)
         for token in ids:
             size = read(token, buffer, len(buffer), *options)
-            # a negative size asks for more room
+            # a negative size is the room that the token needs
             if size < 0:
                 buffer = ctypes.create_string_buffer(-size)
                 size = read(token, buffer, len(buffer), *options)
@@ -207,7 +207,7 @@ class LlamaTokenizer:
         return special[max(following, key=len)] if following else None
 
     def _split_markers(self) -> Iterator[str]:
-        # tokens that the template writes, and that a text with them does not become
+        # markers of the template that are tokens, but that llama.cpp does not encode as these
         markers = {marker.encode() for marker in _MARKER.findall(str(self.chat_template or ""))}
         split = [
             repr(_text(piece))
@@ -237,11 +237,11 @@ class LlamaTokenizer:
     def _tokenize(
         self, text: str, *, parse_special: bool = False, add_special: bool = False
     ) -> tuple[int, ...]:
-        # a negative count asks for more room
+        # a negative count is the room that the tokens need
         data = text.encode()
         room = len(data) + 1
         while True:
-            size = 1 << room.bit_length()  # few sizes, because ctypes makes a type for each
+            size = 1 << room.bit_length()  # few sizes, as ctypes makes a type for each
             buffer = (ctypes.c_int32 * size)()
             count = self._library.llama_tokenize(
                 self._vocabulary, data, len(data), buffer, size, add_special, parse_special
@@ -261,7 +261,7 @@ class LlamaVocabulary(Vocabulary):
 
     @functools.cached_property
     def token_texts(self) -> Sequence[str]:
-        # as the codec's texts, in a tenth of the time
+        # the same as the codec's texts, but in a tenth of the time
         return [*map(_text, self.tokenizer.pieces)]
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
@@ -279,7 +279,7 @@ def _added_tokens(pieces: Sequence[bytes], attributes: Sequence[int]) -> dict[in
     tokens = {}
     for token, (piece, attribute) in enumerate(zip(pieces, attributes, strict=True)):
         if attribute & (UNKNOWN | CONTROL | USER_DEFINED):
-            # llama.cpp makes some control tokens, such as <|start|>, ordinary
+            # llama.cpp calls some control tokens, such as <|start|>, ordinary ones
             text = _text(piece)
             is_special = not attribute & USER_DEFINED or bool(_CONTROL.fullmatch(text))
             tokens[token] = AddedToken(text, special=is_special)

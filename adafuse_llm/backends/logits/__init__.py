@@ -1,1 +1,1 @@
-"""What backends whose models return logits as tensors share: summaries and draws."""
+"""Shared parts of backends whose models return logits as tensors: summaries and draws."""

@@ -1,4 +1,4 @@
-"""Apply the changes of `adafuse_llm.tree.adjustment` to logits, for many nodes at a time.
+"""Apply the changes of `adafuse_llm.tree.adjustment` to the logits of many nodes at a time.
 
 Shapes: n nodes, v vocabulary.
 """
@@ -19,16 +19,16 @@ def adjusted(
     changes: Sequence[Changes | None],
     written: Sequence[Written],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return changed logits, [n, v], and the logarithms of their summed exponentials, [n, 1].
+    """Return the changed logits, [n, v], and the logarithms of their summed exponentials, [n, 1].
 
-    The given `logits` and `total` have the same shapes, and are not overwritten. For each row,
-    `written` has the tokens that its request has committed.
+    `logits` and `total` have the same shapes before the changes, and keep their values. `written`
+    has the committed tokens of every row's request.
     """
     pairs = zip(changes, written, strict=True)
     work = {row: (each, own) for row, (each, own) in enumerate(pairs) if each is not None}
     if not work:
         return logits, total
-    # only the rows with changes are computed
+    # compute only the rows with changes
     rows = to_device(torch.tensor([*work]), logits.device)
     chosen = logits.index_select(0, rows)
     _change(chosen, [*work.values()])
@@ -57,7 +57,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
         penalty = to_device(penalties, logits.device)
         changed = torch.where(logits < 0, logits * penalty, logits / penalty)
         torch.where(is_penalized, changed, logits, out=logits)
-    # at the end, what tokens lose
+    # penalties and forbidden tokens last
     taken = [each.taken for each in changes]
     if any(taken):
         where, numbers = _entries(logits, taken)
@@ -67,7 +67,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
 def _entries(
     logits: torch.Tensor, numbers: Sequence[Mapping[int, float]]
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the indices of the rows' tokens, and the numbers of these."""
+    """Return the indices of the tokens that have a number in each row, and these numbers."""
     # a tokenizer may have more tokens than the model has logits
     size = logits.shape[-1]
     entries = [(row, *pair) for row, own in enumerate(numbers) for pair in own.items()]

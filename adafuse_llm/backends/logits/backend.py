@@ -22,19 +22,19 @@ S = TypeVar("S", bound=RequestLogits)
 R = TypeVar("R")
 
 PART_BYTES, MIN_PART = 2**25, 16
-"""Size of the logits of the tokens of a long text that are scored at once, in bytes, and the lowest
-number of these tokens."""
+"""A long text is scored in parts, whose logits have at most so many bytes. A part has at least so
+many tokens."""
 
 PREFIX_CACHE_BYTES = 256 * 2**20
-"""Default maximum size, in bytes, of what a member keeps from finished requests."""
+"""Default maximum size, in bytes, of a member's cache of finished requests."""
 
 
 class LogitsBackend(Backend, Generic[S]):
     """A member in this process, whose model returns logits as tensors.
 
-    It reads prompts in pieces, and a new request begins with cached tokens of others. If a call
-    fails, its requests lose their states, so they can be evaluated again. Several engines may share
-    the member.
+    The member reads prompts in pieces, and a new request reuses the cached tokens of others. If a
+    call fails, the member drops the states of its requests, so the engine can repeat it. Several
+    engines may share the member.
 
     A subclass calls `_set_up`, sets `_pieces` and `_kept`, and has the abstract methods below.
 
@@ -43,10 +43,10 @@ class LogitsBackend(Backend, Generic[S]):
     """
 
     knows_distributions = True
-    # tokens in a piece of a prompt, while a request writes its response and while none does; all
-    # prompts that are read together have the second number
+    # number of tokens in a piece, while a request writes its response and while none does; a piece
+    # of several prompts has at most the second number in all
     _pieces: tuple[int, int]
-    # the cached tokens of finished requests
+    # cached tokens of finished requests
     _kept: PrefixCache[Any]
 
     def _set_up(
@@ -62,7 +62,7 @@ class LogitsBackend(Backend, Generic[S]):
         self.vocabulary_size = size
         self._tokens = TokenTable(vocabulary, end_ids, size, device)
         self._lock = threading.Lock()
-        # others may reuse the cached tokens of these requests
+        # other requests may reuse their cached tokens
         self._running: weakref.WeakSet[S] = weakref.WeakSet()
 
     @property
@@ -96,15 +96,15 @@ class LogitsBackend(Backend, Generic[S]):
 
     @abstractmethod
     def _new_state(self, tree: TokenTree) -> S:
-        """Return the state of a new request, which begins with cached tokens of others."""
+        """Return the state of a new request, with cached tokens of other requests."""
 
     @abstractmethod
     def _advance(self, queries: Sequence[Query]) -> list[S]:
-        """Evaluate the nodes of queries, and return the states of their requests."""
+        """Evaluate the nodes of queries, and return the states of the requests."""
 
     @abstractmethod
     def _run_parts(self, parts: Sequence[tuple[S, int]]) -> None:
-        """Run the next committed tokens of each request, that many."""
+        """Run so many next committed tokens of every request."""
 
     @abstractmethod
     def _sources(self) -> Iterable[CachedTokens[Any]]:
@@ -127,12 +127,12 @@ class LogitsBackend(Backend, Generic[S]):
             raise
 
     def _forget(self, tree: TokenTree) -> None:
-        """Drop the state of a request. It can go on, because its tokens are evaluated again."""
+        """Drop the state of a request. Its next query evaluates its tokens again."""
         if (state := self._taken(tree)) is not None:
             state.drop()
 
     def _taken(self, tree: TokenTree) -> S | None:
-        """Take the state of a request from its tree, and return it if it is a running one."""
+        """Remove the state from a tree, and return it if its request is running."""
         state, tree.state = cast("S", tree.state), None
         if state not in self._running:
             return None
@@ -143,7 +143,7 @@ class LogitsBackend(Backend, Generic[S]):
         state = cast("S | None", tree.state)
         if state is not None:
             state.follow()
-            if tree.root in state.forgotten:  # no form can run a committed token again
+            if tree.root in state.forgotten:  # a committed token cannot run a second time
                 self._forget(tree)
                 state = None
         if state is None:
@@ -152,7 +152,7 @@ class LogitsBackend(Backend, Generic[S]):
         return state
 
     def _in_turn(self, queries: Sequence[Query]) -> list[QueryResult]:
-        """Read the prompts of queries, and evaluate each query once its prompt is read."""
+        """Read the prompts of queries, and answer every query as soon as its prompt is read."""
         results: dict[int, QueryResult] = {}
         while waiting := {i: query for i, query in enumerate(queries) if i not in results}:
             is_read = self._read([query.tree for query in waiting.values()])
@@ -165,7 +165,7 @@ class LogitsBackend(Backend, Generic[S]):
         return [results[i] for i in range(len(queries))]
 
     def _answer(self, queries: Sequence[Query]) -> list[QueryResult]:
-        # long texts, which no round has, are scored in parts
+        # score long texts, which no round has, in parts
         size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
         long = {i: self._score_long(q, size) for i, q in enumerate(queries) if len(q.score) > size}
         others = [query for i, query in enumerate(queries) if i not in long]
@@ -177,7 +177,7 @@ class LogitsBackend(Backend, Generic[S]):
         return results
 
     def _score_long(self, query: Query, size: int) -> QueryResult:
-        """Score `size` nodes of a query at a time, and keep no logits that only scores need."""
+        """Answer a query, whose nodes are scored `size` at a time without keeping their logits."""
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         scores: list[float] = []
@@ -186,21 +186,21 @@ class LogitsBackend(Backend, Generic[S]):
             self._advance([replace(query, evaluate=(), score=part)])
             scores += logprobs([(state, node) for node in part]).tolist()
             state.forget({node.parent for node in part if node.parent} - kept)
-        # the rest of the query
+        # answer the rest of the query
         rest = replace(query, score=())
         (result,) = read([rest], self._advance([rest]), self._tokens)
         return replace(result, logprobs=tuple(scores))
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[S] = ()) -> list[bool]:
-        """Read a piece of long prompts, and return what `Backend.read_piece` does."""
-        # new requests begin, unless they can reuse what a request has not read yet
+        """Read a piece of the long prompts, and return the result of `Backend.read_piece`."""
+        # start new requests, except those that can soon reuse what another one is reading
         new = {i: tree.ids for i, tree in enumerate(trees) if tree.state is None}
         known = {*others, *(self._state_of(tree) for tree in trees if tree.state is not None)}
         half_read = [state.tree.ids for state in known if state.unread > MIN_SHARED]
         before = {-1 - i: ids for i, ids in enumerate(half_read)}
         waits = self._late({**before, **new}) if new else set()
         for i in new.keys() - waits:
-            self._state_of(trees[i])  # this may drop the states of other requests
+            self._state_of(trees[i])  # it may drop the states of others
         # long prompts share a piece, which is smaller while another request writes
         states = {i: self._state_of(t) for i, t in enumerate(trees) if t.state is not None}
         unread = {i: state.unread for i, state in states.items()}
@@ -208,7 +208,7 @@ class LogitsBackend(Backend, Generic[S]):
         someone_writes = any(state.unread <= MIN_SHARED for state in known)
         size = self._pieces[0] if someone_writes else self._pieces[1]
         share = max(1, min(size, self._pieces[1] // max(1, len(long))))
-        # what fits into the share is left for the pass that evaluates the nodes
+        # a rest that fits into the share runs later, together with the nodes
         if parts := [(states[i], share) for i in long if unread[i] > share]:
             self._run_parts(parts)
         return [i in states and unread[i] <= max(share, MIN_SHARED) for i in range(len(trees))]

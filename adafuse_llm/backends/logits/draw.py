@@ -1,7 +1,6 @@
 """Draw tokens from logits by the rule of `adafuse_llm.tree.sampling`, for many nodes at a time.
 
-Shapes: n nodes, v vocabulary, t likeliest tokens. Draws use float64, so that rounding decides
-nothing.
+Shapes: n nodes, v vocabulary, t likeliest tokens. Draws use float64, so rounding decides none.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
 SMALL = 4096
-"""Size of a vocabulary for which exact draws cost next to nothing."""
+"""Maximum size of a vocabulary for which exact draws cost next to nothing."""
 
 TRIED = 3
-"""Number of tokens that a fast draw holds against `top_p`."""
+"""Number of tokens that a fast draw compares with `top_p`."""
 
 UNSURE = 1e-5
 """Difference of probabilities that float32 cannot tell apart."""
 
 NONE, REDO = -1, -2
-"""What stands in the place of a token: no draw, or a draw that must be done again, exactly."""
+"""Numbers in place of a token: the node has no draw, or its draw must be repeated exactly."""
 
 
 def drawn(
@@ -46,12 +45,12 @@ def drawn(
         draws: how each node draws.
         codes: hashes of the tokens, [v], in the form of `signed`.
         word_ends: ids of the tokens that begin with whitespace or end the response.
-        exact: whether to finish every draw. Otherwise, the few that take long are `REDO`, so that
-            nothing waits for the device.
+        exact: whether to finish every draw. Otherwise, the few that would have to wait for the
+            device are `REDO`.
     """
     codes = codes.to(logits.device)
     tokens = torch.full((len(draws), 1), NONE, device=logits.device)
-    # nodes with the same rule draw together
+    # group the nodes by their rule
     groups: dict[Draw, dict[int, int]] = defaultdict(dict)
     for row, draw in enumerate(draws):
         if draw is not None:
@@ -59,7 +58,7 @@ def drawn(
     for rule, keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
         hashes = to_device(signed(list(keys.values())), logits.device)[:, None]
-        # after a word, only these tokens can follow
+        # only these tokens can follow a word
         is_end = None
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
@@ -81,7 +80,8 @@ def _draw(
 ) -> torch.Tensor:
     """Return the token that each row draws, [n, 1].
 
-    The log-probabilities after the temperature, [n, v], have 0 as the highest of a row.
+    `scaled` are log-probabilities after the temperature, [n, v], shifted so that each row's highest
+    is 0.
     """
     # the tokens that the options leave
     values, ids = _possible(scaled, rule)
@@ -100,10 +100,10 @@ def _draw_fast(
     codes: torch.Tensor,
     is_end: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Do the same without `top_k`, and without an order of the vocabulary, or return `REDO`.
+    """Return what `_draw` returns without `top_k`, or `REDO`, but do not sort the vocabulary.
 
-    The first token that `top_p` leaves is drawn: tokens that it excludes do not change the order of
-    the others.
+    Of the tokens with the highest sums, the first one that `top_p` leaves wins: excluding others
+    does not change the order of the sums.
     """
     # the tokens with the highest sums of log-probability and noise
     sums = noise(hashes ^ codes).add_(scaled)
@@ -112,7 +112,7 @@ def _draw_fast(
     if rule.min_p:
         sums = sums.masked_fill(scaled < math.log(rule.min_p), -math.inf)
     sums, ids = sums.topk(TRIED)
-    # which of them `top_p` leaves, and where float32 tells that for sure
+    # find those that `top_p` leaves, and where this is certain in float32
     can_be = sums.isfinite()
     is_known = torch.ones_like(can_be)
     if rule.top_p < 1:
@@ -124,26 +124,26 @@ def _draw_fast(
             is_in, is_out = most < rule.top_p - UNSURE, least > rule.top_p + UNSURE
             can_be[:, place] &= ~is_out
             is_known[:, place] = is_in | is_out
-            # on a CPU, it costs nothing to ask
+            # on a CPU, an early end costs no waiting
             if scaled.device.type == "cpu" and bool(is_in.all()):
                 break
-    # the first one that can be drawn: all before it are surely excluded, and it surely is not
+    # the first that can be drawn wins, if it is certain for this one and for all before it
     first = can_be.long().argmax(-1, keepdim=True)
     is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
     return ids.gather(-1, first).masked_fill(~is_sure, REDO)
 
 
 def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the likeliest values and their ids, [n, t]; minus infinity for excluded tokens."""
+    """Return the values of the likeliest tokens, -inf for excluded ones, and their ids, [n, t]."""
     size = scaled.shape[-1]
     if rule.top_k is not None and rule.top_k < size:
-        # equally likely tokens stay
+        # keep tokens that are as likely as the last one
         least = scaled.topk(rule.top_k).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -math.inf)
     if rule.top_k is None and rule.top_p == 1:
         values, ids = scaled, torch.arange(size, device=scaled.device).expand_as(scaled)
     else:
-        # in the order of their probabilities, those after the first ones with `top_p` are excluded
+        # in descending order, exclude the tokens after the first ones that sum to `top_p`
         left = int((scaled != -math.inf).sum(-1).max())
         values, ids, _ = likeliest(scaled, left)
         shares = (values - scaled.logsumexp(-1, keepdim=True)).exp()
@@ -158,31 +158,31 @@ def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Ten
 def likeliest(
     logits: torch.Tensor, top: int, *, exact: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the `top` highest logits and their token ids, [n, t] each, and where they are tied.
+    """Return the `top` highest logits, their token ids, [n, t] each, and ties to resolve, [n, 1].
 
-    Equal logits are ordered by token id, whatever the device. ``topk`` may return any of them, so
-    a row is looked at again where the first logit that it leaves out equals the last one that it
-    returns: at once with `exact`, else by the caller, who gets such rows as True, [n, 1].
+    Equal logits are in the order of token ids, on every device. ``topk`` may return any of several
+    equal logits. So if it leaves out a logit that equals its last one, the row has a tie. With
+    `exact`, ties are resolved at once. Otherwise, such a row is True in the last result.
     """
     top = min(top, logits.shape[-1])
     values, ids = logits.topk(min(top + 1, logits.shape[-1]))
     last = values[:, top - 1 : top]
     is_tied = ((values[:, top:] == last) & last.isfinite()).any(-1, keepdim=True)
     if exact and bool(is_tied.any()):
-        # all tokens above the last value, and of those that equal it the first ones
+        # keep all tokens above the last value, and the first ones of those that equal it
         above, equal = logits > last, logits == last
         left = top - above.sum(-1, keepdim=True)
         chosen = above | (equal & (equal.cumsum(-1) <= left))
         ids = chosen.to(torch.uint8).topk(top).indices
         values = logits.gather(-1, ids)
-    # by token id, and then by logit
+    # sort by token id, and then by logit
     ids, order = ids[:, :top].sort(dim=-1)
     values, by_value = values[:, :top].gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, by_value), is_tied
 
 
 def signed(hashes: Sequence[int]) -> torch.Tensor:
-    """Return hashes from 0 to 2^64 - 1 as integers with a sign, which torch supports."""
+    """Return hashes from 0 to 2^64 - 1 as signed integers, because torch needs these."""
     return torch.tensor([_signed(value) for value in hashes])
 
 
@@ -191,13 +191,13 @@ def _signed(value: int) -> int:
 
 
 def noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return Gumbel noise from hashes of texts, XOR hashes of the tokens after them (`signed`)."""
+    """Return Gumbel noise from the hash of a text XOR that of the token after it (`signed`)."""
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
 
 
 def mix(bits: torch.Tensor) -> torch.Tensor:
-    """Return 64 bits in which every bit depends on every bit of `bits`, which are overwritten.
+    """Overwrite and return `bits`, so that every one of 64 bits depends on all of them.
 
     This is a step of splitmix64 (Steele et al., OOPSLA 2014). Integers of torch wrap around.
     """
@@ -210,5 +210,5 @@ def mix(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
-    """Shift bits to the right, filled with zeros whatever the sign."""
+    """Shift bits to the right, and fill in zeros, also for negative numbers."""
     return (bits >> shift).bitwise_and_((1 << 64 - shift) - 1)

@@ -25,7 +25,7 @@ from adafuse_llm.tree.tokens import Next, Node
 
 @dataclass
 class TokenTable:
-    """What results need to know about a member's tokens."""
+    """Facts about a member's tokens that results depend on."""
 
     vocabulary: Vocabulary
     end_ids: frozenset[int]
@@ -39,7 +39,7 @@ class TokenTable:
 
     @cached_property
     def codes(self) -> torch.Tensor:
-        """Hashes of the tokens, [v], as `drawn` takes them."""
+        """Hashes of the tokens, [v], in the form that `drawn` needs."""
         codes = token_codes(self.vocabulary.token_texts, self.end_ids, self.size)
         return signed(codes).to(self.device)
 
@@ -54,23 +54,23 @@ class TokenTable:
 def read(
     queries: Sequence[Query], states: Sequence[RequestLogits], tokens: TokenTable
 ) -> list[QueryResult]:
-    """Return the results of queries whose nodes are evaluated, and whose requests have states."""
+    """Return the results of queries, from the states of their requests, which have all logits."""
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
     word_ends = any(query.word_ends for query in queries)
     evaluated = [(state, node) for query, state in pairs for node in query.evaluate]
     scored = [(state, node) for query, state in pairs for node in query.score]
-    # one tensor holds all numbers
+    # collect all numbers in one tensor
     parts: list[torch.Tensor] = []
     if evaluated:
         parts.append(_summaries(evaluated, tokens, top, word_ends=word_ends).flatten())
     if scored:
         parts.append(logprobs(scored))
-    # the only wait for the device
+    # wait for the device only here
     numbers = torch.cat(parts).cpu() if parts else torch.empty(0)
     size = len(numbers) - len(scored)
     rows = numbers[:size].view(len(evaluated), -1).tolist() if evaluated else []
-    # few nodes have ties or draws that take a second look
+    # compute the few rows with ties or open draws again
     if unsure := [place for place, row in enumerate(rows) if row[0]]:
         again = [evaluated[place] for place in unsure]
         exact = _summaries(again, tokens, top, word_ends=word_ends, exact=True)
@@ -99,19 +99,19 @@ def _summaries(
     word_ends: bool,
     exact: bool = False,
 ) -> torch.Tensor:
-    """Return a row of numbers for each node, from which `_next` makes a summary, [n, 5 + 2 t].
+    """Return a row of numbers for each node, [n, 5 + 2 t], which `_next` turns into a summary.
 
-    The first number is not 0 if the row must be computed again with `exact`.
+    If the first number is not 0, the row must be computed again with `exact`.
     """
     logits, total = _changed(nodes)
     allowed = [node.allowed for _, node in nodes]
     draws = [node.draw for _, node in nodes]
     ends, mass = _total(logits, table.ends), total
-    # masks change everything but the probability of the end
+    # masks change all numbers except the probability of the end
     if any(mask is not None for mask in allowed):
         logits = masked(logits, allowed)
         mass = logits.logsumexp(-1, keepdim=True)
-    # the end of a word, a draw, and the likeliest tokens
+    # compute ends of words, draws, and the likeliest tokens
     words = _total(logits, table.word_ends) if word_ends else torch.full_like(total, math.nan)
     drew = torch.full_like(total, -1)
     if any(draws):
@@ -128,7 +128,7 @@ def _next(row: Sequence[float], query: Query, is_restricted: bool) -> Next:
     _, ends, mass, words, *numbers = row
     logprobs, (drew, *ids) = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
     count = min(query.top, len(ids))
-    # forbidden tokens come last
+    # leave out forbidden tokens, which come last
     if is_restricted:
         count = min(count, sum(logprob != -math.inf for logprob in logprobs))
     return Next(
@@ -149,7 +149,7 @@ def logprobs(nodes: Sequence[tuple[RequestLogits, Node]]) -> torch.Tensor:
 
 
 def _changed(nodes: Sequence[tuple[RequestLogits, Node]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits after nodes, changed as their trees say, [n, v], and their totals."""
+    """Return the adjusted logits after nodes, [n, v], and the logs of their totals, [n, 1]."""
     values, totals = zip(*(state.rows[node] for state, node in nodes), strict=True)
     changes = [state.tree.changes(node) for state, node in nodes]
     written = [state.written for state, _ in nodes]
@@ -162,10 +162,10 @@ def _total(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tensor:
-    """Return logits, [n, v], in which tokens that ``Node.allowed`` forbids are minus infinity."""
+    """Return logits, [n, v], with minus infinity for tokens that ``Node.allowed`` forbids."""
     permitted = np.ones(logits.shape, dtype=np.bool_)
     for row, mask in zip(permitted, allowed, strict=True):
-        # missing bits are 0
+        # bits beyond the mask are 0
         if mask is not None:
             bits = np.frombuffer(mask, np.uint8)
             row[:] = np.unpackbits(bits, count=len(row), bitorder="little")

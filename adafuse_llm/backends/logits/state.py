@@ -14,14 +14,14 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class Written:
-    """Which tokens a request has committed, as a mask that grows with them."""
+    """A mask of the tokens that a request has committed. It grows with every commit."""
 
     def __init__(self) -> None:
         self._count = 0
         self._mask: torch.Tensor | None = None
 
     def mask(self, committed: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are committed, [v]. Commits only add tokens."""
+        """Return whether each token of the vocabulary is in `committed`, [v]."""
         if self._mask is None:
             self._mask = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
         if new := [token for token in committed[self._count :] if token < len(self._mask)]:
@@ -31,16 +31,16 @@ class Written:
 
 
 class RequestLogits:
-    """The logits of a request's nodes, whose children later queries may score, and its costs."""
+    """The costs of a request, and the logits of its nodes, from which later queries score."""
 
     def __init__(self, tree: TokenTree, reused: int = 0) -> None:
         self.tree = tree
         # the logits after each evaluated node, [v], and the log of their summed exponentials, [1]
         self.rows: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}
-        # nodes that have run, but whose logits are dropped
+        # nodes that have run, but have lost their logits
         self.forgotten: set[Node] = set()
         self.written = Written()
-        # costs that `costs` has not reported
+        # costs since the last call of `costs`
         self.reused = reused
         self.passes = 0
         self.tokens = 0
@@ -48,15 +48,15 @@ class RequestLogits:
 
     @property
     def unread(self) -> int:
-        """Number of committed tokens that the member can read in pieces, and has not read."""
+        """Number of committed tokens that the member has not read, but can read in pieces."""
         raise NotImplementedError
 
     def drop(self) -> None:
-        """Free what the request has cached elsewhere."""
+        """Free what the request has in caches of the member."""
         return
 
     def follow(self) -> None:
-        """Drop what is kept for nodes that the tree has dropped."""
+        """Drop the data of nodes that the tree has dropped."""
         if self._root is not self.tree.root:
             before, self._root = self._root, self.tree.root
             nodes = set(self.tree.nodes())
@@ -76,7 +76,7 @@ class RequestLogits:
         return unknown(needed, {*self.rows, *self.forgotten} if self.forgotten else self.rows)
 
     def forget(self, nodes: Iterable[Node]) -> None:
-        """Drop the logits of nodes, which the member has run."""
+        """Drop the logits of nodes that have run."""
         for node in nodes:
             del self.rows[node]
             self.forgotten.add(node)
@@ -89,18 +89,18 @@ class RequestLogits:
 
 
 def learn(logits: torch.Tensor, owners: Sequence[tuple[RequestLogits, Sequence[Node]]]) -> None:
-    """Store the logits of a pass, [n, v], whose rows belong to the nodes of requests in order."""
+    """Store the logits of a pass, [n, v]. Its rows have the order of the requests' nodes."""
     sizes = [len(nodes) for _, nodes in owners]
     totals = logits.logsumexp(-1, keepdim=True).split_with_sizes(sizes)
     parts = logits.split_with_sizes(sizes)
-    if len(parts) > 1:  # a view would keep the whole pass in memory; this is one operation
+    if len(parts) > 1:  # copies, because a view would keep the whole pass in memory
         parts = torch._foreach_mul(parts, 1)
     for (state, nodes), part, total in zip(owners, parts, totals, strict=True):
         state.rows.update(zip(nodes, zip(part, total, strict=True), strict=True))
 
 
 def unknown(nodes: Iterable[Node | None], known: Container[Node]) -> list[Node]:
-    """Return nodes and their ancestors, up to known ones, parents before children."""
+    """Return `nodes` and their ancestors up to the first known one, parents before children."""
     missing: dict[Node, None] = {}
     for start in nodes:
         line, node = list[Node](), start
@@ -112,14 +112,14 @@ def unknown(nodes: Iterable[Node | None], known: Container[Node]) -> list[Node]:
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `values` on `device`, without waiting for the pending work of a GPU."""
+    """Copy `values` to `device` without waiting for the pending work of a GPU."""
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
 def check_tokens(tokens: Sequence[int], size: int) -> None:
-    """Raise a ValueError if an id is no token, because it would corrupt a GPU's context."""
+    """Raise a ValueError if an id is no token. Such an id would corrupt a GPU's context."""
     if (highest := max(tokens, default=0)) >= size:
         raise ValueError(
             f"token {highest} is outside the model's {size} tokens: the tokenizer does not match "

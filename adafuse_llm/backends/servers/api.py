@@ -1,4 +1,4 @@
-"""Questions about the distributions of a model on a server, and their answers."""
+"""The common form of all servers' APIs: questions about distributions, and their answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Final
 from adafuse_llm.backends.servers.connection import Connection
 
 WANTED_TOP: Final = 100
-"""Number of likeliest tokens that no strategy exceeds by default."""
+"""Number of likeliest tokens to ask for. No strategy needs more by default."""
 
 WORD_END: Final = r"([\t-\r\x1c-\x20](.|\n)*)?"
-"""Regular expression of what follows a word: nothing, or whitespace of ASCII with any text. Tokens
-that begin with other whitespace are few, so they are asked for by their ids."""
+"""Regular expression for the text after a word: nothing, or ASCII whitespace and any text. Few
+tokens begin with other whitespace, so questions list these by their ids."""
 
 LOWEST: Final = -9999.0
-"""The log-probability that stands for minus infinity, if a server's JSON has no infinity."""
+"""Log-probability that some servers return for minus infinity, which JSON lacks."""
 
 
 @dataclass(slots=True)
@@ -29,10 +29,10 @@ class Prompt:
         top: number of likeliest next tokens that the server lists; 0 for none.
         given: tokens whose log-probabilities the server returns.
         word_end: whether the server also returns `ends`.
-        listed: answer: log-probabilities of at least `top` likeliest tokens, by token id.
-        logprobs: answer: log-probabilities of at least the given tokens, by token id.
-        ends: answer: as `logprobs`, with the likeliest token, if only tokens are permitted with
-            which `WORD_END` can begin. Others have minus infinity.
+        listed: answer: log-probabilities of at least the `top` likeliest tokens, by token id.
+        logprobs: answer: log-probabilities of at least the tokens in `given`, by token id.
+        ends: answer: log-probabilities of these tokens and of the likeliest one, if only a token
+            with which `WORD_END` can begin may follow. Others have minus infinity.
     """
 
     ids: tuple[int, ...]
@@ -50,12 +50,12 @@ class ServerFacts:
 
     Attributes:
         model: the model's name on the server.
-        source: folder, file or hub id that the server loaded; None if it is not known.
+        source: folder, file or hub id that the server loaded; None if unknown.
         version: name and version of the server.
-        window: maximum number of tokens of a prompt, for which one more token is generated.
-        listed_limit: maximum number of likeliest tokens, at most `WANTED_TOP`.
-        vocabulary_size, parameters: numbers of tokens and of weights; None if they are not known.
-        limits_tokens: whether the server returns `Prompt.ends`.
+        window: maximum number of tokens of a prompt that the server continues by a token.
+        listed_limit: maximum number of likeliest tokens in an answer, at most `WANTED_TOP`.
+        vocabulary_size, parameters: numbers of tokens and of weights; None if unknown.
+        limits_tokens: whether the server can answer with `Prompt.ends`.
         drawn: token that llama-server draws in every call.
     """
 
@@ -75,22 +75,22 @@ class ServerApi(ABC):
 
     @abstractmethod
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
-        """Return facts about a model, by default the only one, or raise a `MemberError`."""
+        """Return facts about a model (default: the only one), or raise a `MemberError`."""
 
     @abstractmethod
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
-        """Set the answers of prompts."""
+        """Ask the server, and set the answers in `prompts`."""
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
-        """Return the server's tokens of a text without special tokens; None if it has no API."""
+        """Return the server's tokens of a text, without special ones; None if it has no API."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         answer = server.find("/tokenize", body)
         return None if answer is None else [int(token) for token in answer["tokens"]]
 
 
 def chosen_model(server: Connection, name: str | None) -> Any:
-    """Return a server's entry of a model, by default of its only one, or raise a `MemberError`."""
-    # by its name or an alias, or the only one
+    """Return a server's entry for a model (default: the only one), or raise a `MemberError`."""
+    # find the model by its name or an alias
     listed = (server.find("/v1/models") or {}).get("data", ())
     for entry in listed:
         if name == entry["id"] or name in entry.get("aliases", ()):
@@ -103,5 +103,5 @@ def chosen_model(server: Connection, name: str | None) -> Any:
 
 
 def finite(logprob: float | None) -> float:
-    """Return a server's log-probability, with minus infinity for what stands for it."""
+    """Return a server's log-probability as a number, with minus infinity where it is replaced."""
     return -math.inf if logprob is None or logprob <= LOWEST else float(logprob)

@@ -21,27 +21,27 @@ logger = logging.getLogger(__name__)
 PROBE = "The ferry leaves at nine."
 PROBE_TOP = 5
 PROBE_TOLERANCE = 0.5
-"""How the model is recognized: the number of likeliest tokens after a text, and by how many nats
-their log-probabilities may differ, because numbers may depend on other requests."""
+"""To recognize the model, the member compares so many likeliest tokens after a text. Their
+log-probabilities may differ by so many nats, because they may depend on other requests."""
 
 SAMPLED = 40
-"""Number of tokens that end a word, and of others, for which the server is asked whether a regular
-expression permits them."""
+"""Number of tokens that end a word, and of others, with which the member checks that the server's
+regular expressions work."""
 
 UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""Errors from reading an answer that has not the expected form."""
+"""Errors that mean that an answer does not have the expected form."""
 
 Prompts: TypeAlias = dict[tuple[int, ...], Prompt]
 
 
 class ServerBackend(Backend):
-    """A member that vLLM, SGLang or llama-server runs. It closes its connection `server`.
+    """A member that vLLM, SGLang or llama-server runs. Closing it closes the connection `server`.
 
     Every node is a prompt, which the server continues by one token. All prompts go to the server at
     the same time, and its prefix cache makes them cheap. After a loss of the connection, and for
     every new request, the member checks that the server still runs the same model.
 
-    It lists the likeliest tokens, and tells the probabilities of given tokens and, on vLLM and
+    The member knows the likeliest tokens, the probabilities of given tokens and, on vLLM and
     SGLang, how likely a word ends. It cannot restrict or draw tokens or change its distributions,
     because it does not know them as a whole.
     """
@@ -69,7 +69,7 @@ class ServerBackend(Backend):
         self.device = f"server {server.url}"
         self._server = server
         self._api = api
-        # a distribution by which the model is recognized
+        # remember a distribution, to recognize the model
         self._probe_ids = tuple(vocabulary.codec.encode_prompt(PROBE)[: facts.window])
         probe = self._probe()
         self._ask([probe])
@@ -87,7 +87,7 @@ class ServerBackend(Backend):
         return self._server.problem
 
     def has_word_ends(self) -> bool:
-        # after an error, the next call asks again
+        # None: ask the server, also again after an error
         if self._tells_word_ends is None:
             self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
         return bool(self._tells_word_ends)
@@ -100,10 +100,10 @@ class ServerBackend(Backend):
         new = [query.tree for query, count in asked if count and query.tree.state is None]
         probes = [self._probe()] if new else []
         self._ask([*prompts.values(), *probes])
-        if self._losses < self._server.losses:  # another server may have answered
+        if self._losses < self._server.losses:  # the server may be another one
             probes.append(self._probe())
             self._ask(probes[-1:])
-        # the model still has the distribution that it had when the member was loaded
+        # compare with the distribution from the time when the member was loaded
         before = self._fingerprint
         for now in (probe.listed for probe in probes):
             shared = before.keys() & now.keys()
@@ -116,7 +116,7 @@ class ServerBackend(Backend):
                     f"{self.facts.model!r} now. Load the ensemble again",
                 )
         self._losses = self._server.losses
-        # a request is known once it has results
+        # mark the new requests as known, now that they have results
         results = [self._result(query, prompts, count) for query, count in asked]
         for tree in new:
             tree.state = self.name
@@ -126,8 +126,8 @@ class ServerBackend(Backend):
         self._server.close()
 
     def _add(self, query: Query, prompts: Prompts) -> int:
-        """Add what a query asks to the prompts, and return how many of them it needs."""
-        # distributions, with the tokens that end a response or a word
+        """Add the questions of a query to `prompts`, and return how many prompts it needs."""
+        # ask for distributions, and for the tokens that end a response or a word
         mine = set()
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)
@@ -137,7 +137,7 @@ class ServerBackend(Backend):
                 prompt.word_end = True
                 prompt.given |= self._word_ends
             mine.add(prompt.ids)
-        # given tokens, after their parents
+        # ask for the tokens to score, after their parents
         for node in query.score:
             prompt = _prompt_of(query.tree, node.parent, prompts)
             prompt.given.add(node.token)
@@ -159,7 +159,7 @@ class ServerBackend(Backend):
             ) from error
 
     def _result(self, query: Query, prompts: Prompts, count: int) -> QueryResult:
-        # the likeliest tokens, the likeliest first
+        # sort the likeliest tokens
         summaries = []
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)
@@ -172,33 +172,33 @@ class ServerBackend(Backend):
             _prompt_of(query.tree, node.parent, prompts).logprobs[node.token]
             for node in query.score
         ]
-        # what the server reads: the prompt once, and a token for each distribution
+        # the server reads the prompt once, and a token for each distribution
         read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
         return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
 
     def _word_end(self, prompt: Prompt) -> float:
-        # a token with the probability p has p / total if only permitted tokens may follow
+        # a regular expression changes the probability p of a permitted token to p / total
         known = {**prompt.listed, **prompt.logprobs}
         best = max(prompt.ends.keys() & known.keys(), key=prompt.ends.__getitem__)
         total = known[best] - prompt.ends[best]
-        # tokens that end a word and that the regular expression does not permit
+        # add the tokens that end a word, but that the regular expression does not permit
         apart = [known[t] for t in self._word_ends if prompt.ends[t] == -math.inf]
         return min(0.0, _total([total, *apart]))
 
     def _find_word_ends(self) -> bool | None:
-        """Return whether the server tells ends of words, or None after an error that may pass."""
-        # the tokens that end a word, some of which are asked for by their ids
+        """Return whether the server can tell ends of words; None after an error that may pass."""
+        # find the tokens that end a word, and those of them to ask for by their ids
         texts = self._vocabulary.token_texts
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         permitted = [token for token in sorted(spaces) if texts[token][0].isascii()]
         others = [token for token, text in enumerate(texts) if text and token not in spaces]
         self._word_ends = self.end_ids | spaces.difference(permitted) | {*permitted[:1]}
-        # likely tokens, and some of each kind
+        # ask for likely tokens, and for some of each kind
         spread = (ids[:: max(1, math.ceil(len(ids) / SAMPLED))] for ids in (permitted, others))
         sample = set(self._fingerprint).union(*spread)
         prompt = self._probe()
         prompt.given, prompt.word_end = sample | self._word_ends, True
-        # whether regular expressions permit what they should
+        # check that the regular expression permits those of the first kind only
         answer: bool | None = None
         problem = "its regular expressions do not permit those tokens that they should"
         try:

@@ -18,14 +18,14 @@ from adafuse_llm.errors import MemberError, MemberUnavailableError
 logger = logging.getLogger(__name__)
 
 TIMEOUT: Final = httpx.Timeout(300.0, connect=10.0)
-"""Maximum seconds between two parts of an answer, the first of which comes after the computation,
-and to connect."""
+"""Maximum seconds to wait for the next part of an answer, so also for the computation before the
+first part, and maximum seconds to connect."""
 
 PATIENCE_SECONDS: Final = 300.0
-"""Seconds for which calls are repeated, because a server needs minutes to load a large model."""
+"""Seconds for which a call is repeated, because a server needs minutes to load a large model."""
 
 FIRST_DELAY, LAST_DELAY = 0.1, 2.0
-"""Seconds between two attempts, which double from the first to the last number."""
+"""Seconds between two attempts. They double from the first number to the last."""
 
 NOT_READY = (429, 502, 503, 504)
 """Status codes of a server that is busy or loads, or of a proxy whose server does not answer."""
@@ -34,20 +34,20 @@ MAX_REASON: Final = 300
 """Maximum number of characters of a server's message in an error."""
 
 _TURNS: dict[str, threading.Lock] = {}
-"""`Connection.turn` of every address."""
+"""`Connection.turn` by address."""
 
 
 class Connection:
     """The connections to one server, whose address has no ``/v1``. Any thread can use them.
 
-    All calls are idempotent: a call that failed is repeated until the server answers again. A
-    refusal is a `MemberError`, a lasting silence a `MemberUnavailableError`.
+    All calls are idempotent, so a failed call is repeated until the server answers again. If the
+    server refuses a call, `MemberError` is raised; if it stays silent, `MemberUnavailableError`.
 
     Attributes:
         losses: number of times that the server has stopped answering.
         problem: why the last call had no answer; "" if it had one.
-        turn: a lock that members of this process on the same server share. They hold it during
-            an evaluation.
+        turn: a lock that all members of this process on the same server share. A member holds it
+            during an evaluation.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Connection:
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Hold `turn`, or raise a `MemberUnavailableError` once the connection is closed."""
-        # a member of another engine can hold it for minutes, while it repeats calls
+        # a member of another engine can hold the lock for minutes, while it repeats calls
         while not self.turn.acquire(timeout=FIRST_DELAY):
             if self._closed.is_set():
                 raise MemberUnavailableError(self._member, "it was closed")
@@ -91,7 +91,7 @@ class Connection:
         return None if answer.status_code in (404, 405, 501) else self._checked(answer)
 
     def post(self, path: str, body: Any) -> Any:
-        """Return the answer to a POST request; repeat the call while the server does not answer."""
+        """Return the answer to a POST request, and repeat the call until the server answers."""
         # a server that loads or restarts does not answer for a while
         until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():
@@ -114,7 +114,7 @@ class Connection:
         raise MemberUnavailableError(self._member, "it was closed")
 
     def post_all(self, path: str, bodies: Sequence[Any]) -> list[Any]:
-        """Return the answers to several requests, as `post` does. They run at the same time."""
+        """Return the answers to several POST requests, which run at the same time."""
         if len(bodies) < 2:
             return [self.post(path, body) for body in bodies]
         with ThreadPoolExecutor(len(bodies)) as threads:
@@ -131,11 +131,11 @@ class Connection:
             if answer.status_code not in NOT_READY:
                 return answer
             problem = _reason(answer)
-        # a repeated call may succeed
+        # another attempt may succeed
         raise MemberUnavailableError(self._member, f"server {self.url}: {problem}")
 
     def _checked(self, answer: httpx.Response) -> Any:
-        # what the user can mend, and then the server's own reason
+        # say what the user can mend, or else the server's own reason
         if answer.status_code in (401, 403):
             given = f"It refuses the key in the environment variable {self._key_source!r}"
             needed = "It needs a key. Pass api_key_env, the name of an environment variable with it"
@@ -151,7 +151,7 @@ class Connection:
 
 
 def _reason(answer: httpx.Response) -> str:
-    # servers put their message at different places
+    # servers put their messages at different places
     try:
         reason = answer.json()
         if isinstance(reason, dict):

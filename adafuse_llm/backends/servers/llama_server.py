@@ -17,42 +17,42 @@ from adafuse_llm.backends.servers.api import (
 from adafuse_llm.backends.servers.connection import Connection
 
 BIAS: Final = 40.0
-"""What is added to the logits of given tokens, so that they are among the likeliest. The logarithm
-of the largest float32 is 88."""
+"""Bias on the logits of given tokens, which makes them the likeliest. The logarithm of the largest
+float32 is 88."""
 
 DRAWN_TEXT: Final = " the"
 """Text whose last token the server draws in every call. It is likely in most places."""
 
 DRAWN_BIAS: Final = 75.0
-"""What is added to the logit of the token to draw, so that it is likelier than those with `BIAS`. A
-float32 can still represent the probabilities of all other tokens, except of very rare ones."""
+"""Bias on the logit of the token to draw, which makes it likelier than tokens with `BIAS`. The
+probabilities of all but very rare tokens still fit into a float32."""
 
 LEAST: Final = 1e-37
-"""Smallest probability after a bias that is used. Those below 1.2e-38 are imprecise in float32."""
+"""Minimum probability after a bias that counts. Below 1.2e-38, a float32 is imprecise."""
 
 WHOLE: Final = 2**20
-"""Number of likeliest tokens that no vocabulary exceeds."""
+"""Number of likeliest tokens that covers every vocabulary."""
 
 PROBED: Final = 8
 BIAS_TOLERANCE: Final = 0.01
-"""Number of likeliest tokens whose log-probabilities are compared, and their maximum difference."""
+"""Number of likeliest tokens to compare in a check of biases, and their maximum difference."""
 
 PATH: Final = "/completion"
 
 
 class LlamaServerApi(ServerApi):
-    """The API of llama-server, which has no parameter for the log-probabilities of given tokens.
+    """The API of llama-server, which cannot be asked for the log-probabilities of given tokens.
 
-    So a second call adds `BIAS` to their logits, and `unbiased` computes from the likeliest tokens
-    after this change what they were before. The server draws a token at random, and returns no list
-    if this token ends within a character. So a bias makes it draw one of whole characters.
+    So a second call adds `BIAS` to the logits of these tokens, which makes them the likeliest, and
+    `unbiased` computes their log-probabilities without it. The server draws a token, and returns no
+    list if this token ends within a character. So a bias makes it draw one of whole characters.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         entry = chosen_model(server, model)
         props = server.find("/props") or {}
         length = props.get("default_generation_settings", {}).get("n_ctx")
-        # the token to draw, with which biases are tried
+        # find the token to draw
         drawn = self.tokenize(server, entry["id"], DRAWN_TEXT)[-1]
         _check_biases(server, drawn)
         return ServerFacts(
@@ -72,7 +72,7 @@ class LlamaServerApi(ServerApi):
         return [int(token) for token in server.post("/tokenize", body)["tokens"]]
 
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
-        # the likeliest tokens as they are, and with biases for given tokens
+        # ask for the likeliest tokens, without and with biases on given tokens
         asking = [prompt for prompt in prompts if prompt.given]
         biases = _biases(set().union(*(prompt.given for prompt in asking)), facts.drawn)
         top = max(2, *(prompt.top for prompt in prompts)) + len(biases)
@@ -80,13 +80,13 @@ class LlamaServerApi(ServerApi):
         if asking:
             bodies.append(_biased(asking, biases))
         plain, *biased = server.post_all(PATH, bodies)
-        # the likeliest tokens, and the given ones without their biases
+        # read both answers
         for prompt, answer in zip(prompts, _ordered(plain), strict=True):
             prompt.listed = _listed(answer)
         for prompt, answer in zip(asking, *map(_ordered, biased), strict=True):
             chances = _after_biases(answer)
             prompt.logprobs = unbiased(chances, biases, prompt.listed) | prompt.listed
-        # given tokens that are too unlikely for this
+        # ask again for given tokens that are too unlikely for this
         lacking = [prompt for prompt in asking if prompt.given - prompt.logprobs.keys()]
         if lacking:
             top = facts.vocabulary_size or WHOLE
@@ -101,8 +101,8 @@ def unbiased(
     """Return log-probabilities of biased tokens as they would be without biases.
 
     Args:
-        chances: probabilities q of the likeliest tokens after biases, the likeliest first.
-        biases: b of the biased tokens, in nats.
+        chances: probabilities q of the likeliest tokens with the biases, the likeliest first.
+        biases: bias b of each biased token, in nats.
         plain: log p of the likeliest tokens without biases.
     """
     known = {token: math.log(chance) for token, chance in chances.items() if chance > LEAST}
@@ -156,7 +156,7 @@ def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str,
 
 
 def _ordered(answer: Any) -> list[Any]:
-    # the answer to a single prompt is no list
+    # the answer to a single prompt is not in a list
     return sorted(answer if isinstance(answer, list) else [answer], key=lambda one: one["index"])
 
 
@@ -166,6 +166,6 @@ def _listed(answer: Any) -> dict[int, float]:
 
 
 def _after_biases(answer: Any) -> dict[int, float]:
-    # there is no list if the server drew a part of a character
+    # the list is missing if the server drew a part of a character
     (first,) = answer.get("completion_probabilities") or [{"top_probs": ()}]
     return {token["id"]: token["prob"] for token in first["top_probs"]}

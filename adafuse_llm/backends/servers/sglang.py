@@ -34,7 +34,7 @@ class SglangApi(ServerApi):
         )
 
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
-        # the mask of a regular expression precedes log-probabilities, so it tells ends of words
+        # SGLang masks tokens by a regular expression before it computes log-probabilities
         limited = [prompt for prompt in prompts if prompt.word_end]
         asked = [*prompts, *limited]
         plain: dict[str, Any] = {"max_new_tokens": 1, "temperature": 0}
@@ -43,14 +43,14 @@ class SglangApi(ServerApi):
             "input_ids": [list(prompt.ids) for prompt in asked],
             "sampling_params": [plain] * len(prompts) + [ending] * len(limited),
             "return_logprob": True,
-            # only after the last token, because the prefix cache has no log-probabilities
+            # only for the last token, because the prefix cache has no log-probabilities
             "logprob_start_len": [len(prompt.ids) - 1 for prompt in asked],
             "top_logprobs_num": [prompt.top for prompt in prompts] + [0] * len(limited),
             "token_ids_logprob": [sorted(prompt.given) for prompt in asked],
             "return_text_in_logprobs": False,
         }
         answers = [answer["meta_info"] for answer in server.post("/generate", body)]
-        # the answers to the prompts, and then those to the limited ones
+        # the answers to the prompts come first, and then those to the limited ones
         for prompt, answer in zip(prompts, answers, strict=False):
             if prompt.top:
                 prompt.listed = _logprobs(answer["output_top_logprobs"][0])

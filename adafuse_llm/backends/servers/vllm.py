@@ -33,15 +33,15 @@ PATH: Final = "/v1/completions"
 class VllmApi(ServerApi):
     """The API of vLLM, whose members on one server take turns (`Connection.turn`).
 
-    vLLM 0.32 returns wrong likeliest tokens for a batch that also has requests for given tokens
-    (`logprob_token_ids`), so these two calls run one after the other.
+    vLLM 0.32 returns wrong likeliest tokens if a batch also has requests for given tokens
+    (`logprob_token_ids`). So the calls for both run one after the other.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         entry = chosen_model(server, model)
         length = entry.get("max_model_len")
         version = (server.find("/version") or {}).get("version", "of unknown version")
-        # whether the server knows given tokens, and how many it lists
+        # find out whether the server supports given tokens, and how many tokens it lists
         with server.turn:
             body = _giving(entry["id"], [Prompt((0,))], [0, 1, 2])
             (given,) = _distributions(server.post(PATH, body))
@@ -60,7 +60,7 @@ class VllmApi(ServerApi):
         )
 
     def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
-        # the likeliest tokens
+        # ask for the likeliest tokens
         if listing := [prompt for prompt in prompts if prompt.top]:
             top = max(prompt.top for prompt in listing)
             answer = server.post(PATH, {**_body(facts.model, listing), "logprobs": top})
@@ -68,15 +68,15 @@ class VllmApi(ServerApi):
                 if -math.inf in listed.values() or len(listed) < prompt.top:
                     raise server.error(MIXED)
                 prompt.listed = listed
-        # the given tokens, and at the same time the ends of words: the mask of a regular expression
-        # precedes log-probabilities
+        # ask for given tokens, and at the same time for ends of words, because vLLM masks tokens by
+        # a regular expression before it computes log-probabilities
         calls: list[tuple[list[Prompt], dict[str, Any]]] = []
         for group, tokens in _groups(prompts):
             calls.append((group, _giving(facts.model, group, tokens)))
             if limited := [prompt for prompt in group if prompt.word_end]:
                 regex = {"structured_outputs": {"regex": WORD_END}}
                 calls.append((limited, _giving(facts.model, limited, tokens) | regex))
-        # the answers to both kinds of calls
+        # read the answers to both kinds of calls
         answers = server.post_all(PATH, [body for _, body in calls])
         for (group, body), answer in zip(calls, answers, strict=True):
             for prompt, logprobs in zip(group, _distributions(answer), strict=True):
@@ -84,7 +84,7 @@ class VllmApi(ServerApi):
 
 
 def _listed_limit(server: Connection, model: str) -> int:
-    # an error tells the limit of the server
+    # the server reports its limit in an error
     try:
         server.post(PATH, {**_body(model, [Prompt((0,))]), "logprobs": WANTED_TOP})
     except MemberError as error:
@@ -96,7 +96,7 @@ def _listed_limit(server: Connection, model: str) -> int:
 
 
 def _groups(prompts: Sequence[Prompt]) -> Iterator[tuple[list[Prompt], list[int]]]:
-    # a call can have `GIVEN_LIMIT` different given tokens, so a prompt can be in several groups
+    # a call can have only `GIVEN_LIMIT` given tokens, so a prompt can be in several groups
     group: list[Prompt] = []
     tokens: set[int] = set()
     for prompt in prompts:
