@@ -1,7 +1,7 @@
 """Run a function of this package in a child process with limits.
 
-Native code can crash, hang or fill the memory, and so can a chat template or a grammar of a
-stranger. What the child survives is harmless here.
+Native code can crash, hang or fill the memory, and so can a stranger's chat template or grammar.
+What a child process survives does no harm in this process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "ADAFUSE_TRIAL"
-"""Environment variable of child processes, which start no others, in case the interpreter is an
-application that runs itself again."""
+"""Environment variable that marks child processes. A process with it starts no others, because the
+interpreter may be an application that runs itself again."""
 
 BOOTSTRAP: Final = """
 import importlib, json, sys, types
@@ -31,10 +31,10 @@ package.__path__ = [folder]  # without the imports of the package, which take lo
 run = getattr(importlib.import_module(module), task)
 run(**arguments)
 """
-"""What a child process runs."""
+"""The program of a child process."""
 
 READY: Final = "ready\n"
-"""What a child process writes when its task begins."""
+"""The line that a child process writes when its task begins."""
 
 OUT_OF_TIME: Final = -getattr(signal, "SIGXCPU", 24)
 """Exit code of a child process that has used up its CPU time."""
@@ -43,16 +43,16 @@ OUT_OF_TIME: Final = -getattr(signal, "SIGXCPU", 24)
 def run_limited(
     task: Callable[..., None], seconds: float, /, **arguments: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run a function of this package in a child process, up to so many seconds, with JSON data.
+    """Run a function of this package in a child process for at most `seconds`.
 
-    The task prepares what it needs, calls `begin`, and sets its limits (`limit_process`).
+    The task gets `arguments` as JSON data. It prepares, calls `begin`, and sets its limits.
 
     Returns:
-        How the process ended, with what the task wrote after `begin`.
+        How the process ended, and the text that the task wrote after `begin`.
 
     Raises:
-        OSError: the task does not begin, as in an application that is its own interpreter.
-        subprocess.TimeoutExpired: it takes too long. It is ended.
+        OSError: the task did not begin, for example in an application that is its own interpreter.
+        subprocess.TimeoutExpired: the process took too long, and was ended.
     """
     if MARK in os.environ or getattr(sys, "frozen", False):
         raise OSError("this application is no Python interpreter")
@@ -77,15 +77,15 @@ def run_limited(
 
 
 def begin() -> None:
-    """Tell the parent process that the task begins, which decides from now on how this one ends."""
+    """Report to the parent process that the task begins, so that it blames the task for a crash."""
     sys.stdout.write(READY)
     sys.stdout.flush()
 
 
 def limit_process(seconds: float, memory: int) -> None:
-    """Limit the CPU time and the memory, in bytes, of this process from now on, or it is ended.
+    """Limit the further CPU time of this process, in seconds, and its further memory, in bytes.
 
-    Windows has no such limits, and macOS none of memory.
+    Windows has no such limits, and macOS has none for memory.
     """
     try:
         import resource

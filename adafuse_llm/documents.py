@@ -1,4 +1,4 @@
-"""Documents for question answering: read files, split them into passages, search the passages.
+"""Answer questions from documents: read files, split them into passages, search the passages.
 
 passages = read_documents([Path("handbook")])
 best = Retriever(passages).search("Who founded the mill?", k=3)
@@ -37,7 +37,7 @@ class Passage:
     """A piece of a document, with the name of its source.
 
     Attributes:
-        score: how well the passage fits the query that found it (BM25); 0 if it shares no word.
+        score: how well the passage fits a search (BM25); 0 if it shares no word with the query.
     """
 
     source: str
@@ -54,19 +54,19 @@ def read_documents(
     """Read text and Markdown files, and folders of such files, as passages.
 
     A file with at most ``max_chars`` characters becomes one passage. LangChain's
-    ``RecursiveCharacterTextSplitter`` splits a longer one before headings, or else between
-    paragraphs, lines or words. Passages follow the order of the paths, and files in a folder are
-    sorted by name. Hidden files and files with other suffixes are skipped.
+    ``RecursiveCharacterTextSplitter`` splits a longer file before headings, or else between
+    paragraphs, lines or words. Passages have the order of the paths, and files in a folder that of
+    their names. Hidden files and files with other suffixes are skipped.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
-        on_skip: function to call with a message about files in folders that cannot be read.
+        on_skip: function that receives a message about every unreadable file in a folder.
 
     Raises:
         InvalidInputError: there is no path, a path does not exist, a file has another suffix or is
             not UTF-8, a folder has no documents, or the documents have no text.
-        MissingDependencyError: a file is longer, and ``langchain-text-splitters`` is not installed.
+        MissingDependencyError: ``langchain-text-splitters``, which longer files need, is missing.
     """
     roots = [Path(path) for path in paths]
     passages: list[Passage] = []
@@ -140,7 +140,7 @@ class Retriever:
     """A BM25 search over passages (the ``bm25s`` package). The constructor indexes all passages.
 
     Raises:
-        InvalidInputError: no passages are given.
+        InvalidInputError: there are no passages.
         MissingDependencyError: ``bm25s`` is not installed.
     """
 
@@ -164,7 +164,7 @@ class Retriever:
     def search(self, query: str, k: int = 3) -> list[Passage]:
         """Return at most ``k`` passages that share a word with ``query``, best first.
 
-        If no passage shares a word, return the first ``k``, so that there is always something to
+        If no passage shares a word, return the first ``k``, so that the members always have text to
         answer from.
         """
         if k < 1:

@@ -46,7 +46,7 @@ class HandbookQuestion:
 class HeldoutQuestion:
     """A question that is not in the members' training data.
 
-    ``passages`` hold the answer. Questions that need none, such as those in arithmetic, have none.
+    ``passages`` hold the answer. Questions that need no passage, such as arithmetic, have none.
     """
 
     question: str
@@ -72,10 +72,10 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
 
 
 def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
-    """Return the held-out questions, or the first `limit` of them. Their skills take turns.
+    """Return the held-out questions, or the first `limit` of them. Their skills alternate.
 
-    They ask for one fact, or are word problems of one or two steps. The names, values and problems
-    in them do not occur in the members' training data.
+    A question asks for one fact, or is a word problem of one or two steps. Its names, values and
+    problem do not occur in the members' training data.
 
     Raises:
         InvalidInputError: `limit` is not positive, or higher than the number of questions.
@@ -96,7 +96,7 @@ def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
 def final_answer(text: str) -> str:
     """Return the answer in a reply, without surrounding whitespace and one final period.
 
-    The answer is the text after the last ``The answer is``. A reply without these words is the
-    answer as a whole.
+    The answer is the text after the last ``The answer is``. Without these words, the whole reply is
+    the answer.
     """
     return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()

@@ -1,6 +1,6 @@
 """Read and write configuration files.
 
-A file sets members, loading arguments and options, as the flags of a command do:
+A file sets members, loading arguments and options, like the flags of a command:
 
     models: [path/one, path/two]
     dtype: bfloat16
@@ -51,7 +51,7 @@ SECTIONS: Final[Mapping[str, type[Options]]] = {"runtime": RuntimeConfig, "servi
 class ConfigFile(AdaFuseConfig):
     """The contents of a configuration file: options of decoding, and the members to load.
 
-    These are the embedded members by default.
+    The default members are the embedded ones.
 
     Raises:
         InvalidOptionError: a value is not valid.
@@ -110,7 +110,7 @@ class ConfigFile(AdaFuseConfig):
 
     @property
     def config(self) -> AdaFuseConfig:
-        """The file's options as an `AdaFuseConfig`; other options have their defaults."""
+        """The options of the file as an `AdaFuseConfig`. Other options have their defaults."""
         return AdaFuseConfig(**self.options)
 
     @property
@@ -124,7 +124,7 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        InvalidInputError: the file, or that of its JSON schema, is missing or cannot be read.
+        InvalidInputError: the file or the file of its JSON schema is missing or unreadable.
         InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
@@ -135,14 +135,14 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     except OSError as error:
         raise InvalidInputError(f"configuration file {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        reason = " ".join(str(error).split())  # a ValueError, for example, is an invalid date
+        reason = " ".join(str(error).split())  # an invalid date, for example, is a ValueError
         raise InvalidInputError(f"configuration file {path} is not YAML: {reason}") from error
     if not isinstance(values, dict):
         raise InvalidInputError(
             f"configuration file {path} must contain names and values, such as 'max_words: 2'; "
             f"got {'an empty file' if values is None else type(values).__name__}"
         )
-    # of two equal names, YAML would silently drop the first
+    # refuse equal names, of which YAML would silently drop the first
     names = [name.value for name, _ in root.value]
     for name in names:
         if (count := names.count(name)) > 1:
@@ -171,7 +171,7 @@ def _parsed(values: Mapping[Any, Any], folder: Path) -> ConfigFile:
 
 
 def read_schema(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read a JSON schema, or raise an InvalidInputError that says what is wrong with the file."""
+    """Read a JSON schema from a file, or raise an InvalidInputError."""
     try:
         schema = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -189,12 +189,12 @@ def read_schema(path: str | PathLike[str]) -> dict[str, Any]:
 def write_config(
     path: str | PathLike[str], values: Mapping[str, Any], *, comment: str = ""
 ) -> None:
-    """Write or replace a configuration file, after a check that `read_config` can read it.
+    """Write or replace a configuration file, after a check that `read_config` accepts it.
 
     Args:
         path: the file.
         values: names and values, as plain data.
-        comment: text at the beginning of the file.
+        comment: text for a comment at the beginning of the file.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.

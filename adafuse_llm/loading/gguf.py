@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(spec: GGUFMember) -> GGUFFacts:
-    """Find the file of a member, and read its header, but no weights.
+    """Find the file of a member, and return the facts in its header.
 
     Raises:
-        LoadError: no file or more than one fits, or a file cannot be used.
+        LoadError: no file fits, several files fit, or a file is unusable.
         MissingDependencyError: llama.cpp is not installed.
     """
     library, label = load_library(), spec.label
@@ -99,7 +99,7 @@ def _path(spec: GGUFMember) -> Path:
 def _from_hub(spec: GGUFMember) -> Path:
     from huggingface_hub import HfApi, hf_hub_download
 
-    # the names of all files, or of those in the cache
+    # list all files, or without the hub those in the cache
     if (reason := not_a_hub_id(spec.path)) is not None:
         raise LoadError(reason)
     try:

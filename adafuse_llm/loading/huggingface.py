@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 
 COMPUTED: Final = re.compile(r"(^|\.)(inv_freq|position_ids)$")
-"""Tensors that a model computes when it is created. Only old checkpoints store them."""
+"""Matches tensors that a model computes when it is created. Only old checkpoints store them."""
 
 LFS_POINTER: Final = b"version https://git-lfs"
-"""Start of the file that a clone has in place of a large one."""
+"""Start of the small file that a git clone has in place of a large one."""
 
 _loading = threading.Lock()
-"""transformers changes torch's default dtype and initialization in all threads while it loads."""
+"""While transformers loads, it changes torch's default dtype and initialization in all threads."""
 
 
 def check_huggingface(spec: TransformersMember) -> None:
@@ -45,7 +45,7 @@ def check_huggingface(spec: TransformersMember) -> None:
             f"or 'float16'; got {short_repr(dtype)}"
         )
     _check_path(spec)
-    # what the configuration says about the kind of the model
+    # check the kind of the model in the configuration
     try:
         config = AutoConfig.from_pretrained(spec.path, **_source(spec))
         adapter = find_adapter_config_file(spec.path, revision=spec.revision)
@@ -68,7 +68,7 @@ def check_huggingface(spec: TransformersMember) -> None:
 
 
 def _check_path(spec: TransformersMember) -> None:
-    """Check that a path is a model folder, or can be a hub id, without asking the hub."""
+    """Check, without the hub, that a path is a model folder or can be a hub id."""
     path = Path(spec.path)
     exists = os.path.exists(path)  # noqa: PTH110  # unlike pathlib's, it takes a name of any length
     if not exists and spec.path in MEMBERS:
@@ -105,9 +105,9 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
     data = given if isinstance(given, Mapping) else given.to_dict()
     try:
         known = AutoHfQuantizer.supports_quant_method(data)
-    except ValueError:  # it names no method
+    except ValueError:  # the setting names no method
         known = False
-    if not known:  # transformers would only log it, and load packed weights as if they were plain
+    if not known:  # transformers would only log this, and take packed weights for plain ones
         raise LoadError(
             f"{spec.label} cannot be loaded: its quantization_config must have a quant_method that "
             f"transformers supports; got {short_repr(data.get('quant_method'))}"
@@ -117,7 +117,7 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
 def load_vocabulary(
     source: str, label: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> HuggingFaceVocabulary:
-    """Load a tokenizer from a folder or hub id. An error names the member as `label`."""
+    """Load a tokenizer from a folder or hub id. Errors call the member `label`."""
     from transformers import AutoTokenizer
 
     from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
@@ -147,10 +147,10 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
     tokenizer = load_vocabulary(spec.path, spec.label, **_source(spec)).tokenizer
-    given = spec.quantization_config  # None would replace that of the checkpoint
+    given = spec.quantization_config  # None would replace the checkpoint's own
     quantization = {} if given is None else {"quantization_config": copy.deepcopy(given)}
     with _loading:
-        # the bar that transformers shows for each model; downloads keep theirs
+        # hide the progress bar of loading, but not those of downloads
         bar = logging.set_tqdm_hook(lambda _bar, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
         try:
             model, loading_info = AutoModelForCausalLM.from_pretrained(

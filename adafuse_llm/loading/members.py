@@ -29,7 +29,7 @@ PLAIN: Final = "\nTwo  spaces, 3.5 lines."
 MESSAGES: Final = tuple(
     {"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "Hello!"))
 )
-"""A conversation that every chat template must accept, at least in one turn of the user."""
+"""A conversation that every chat template must accept, at least as one turn of the user."""
 
 
 def load_members(
@@ -42,8 +42,8 @@ def load_members(
 ) -> tuple[list[Backend], dict[str, float] | None]:
     """Load members: check all options and files, then ask servers, and then load weights.
 
-    `dtype`, `device_map`, `trust_remote_code` and `revision` are for members that have such a
-    setting and do not set it.
+    `dtype`, `device_map`, `trust_remote_code` and `revision` are defaults for members whose kind
+    has such a setting.
 
     Returns:
         The members in order; and their weights by name, or None if all weights are 1.
@@ -53,7 +53,7 @@ def load_members(
         InvalidInputError: a setting is not valid.
         MissingDependencyError: a package is not installed.
     """
-    # each setting that a member lacks, and its default
+    # fill in the settings that a member does not set
     given = as_specs(members, revision)
     defaults = {
         "dtype": dtype,
@@ -66,9 +66,9 @@ def load_members(
         known = {"name": name, **defaults}
         lacking = {key: known[key] for key in known if getattr(spec, key, ...) is None}
         specs.append(spec.model_copy(update=lacking))
-    # check what is known without weights
+    # check all that needs no weights
     loaders = [_loader(spec) for spec in specs]
-    # servers first, because an answer takes less time than weights
+    # connect to servers first, because this is faster than loading weights
     loaded: dict[int, Backend] = {}
     with ExitStack() as on_error:
         for i in sorted(range(len(specs)), key=lambda i: not isinstance(specs[i], ServerMember)):
@@ -98,7 +98,7 @@ def _problems(backend: Backend) -> Iterator[str]:
 
     if change := change_of(backend.codec, PLAIN):
         yield f"its tokenizer loses plain text ({change}), so it cannot score the others' words"
-    # the template of a short conversation
+    # try the chat template on a short conversation
     ids: list[int] = []
     try:
         ids = backend.codec.encode_messages(MESSAGES)
@@ -107,7 +107,7 @@ def _problems(backend: Backend) -> Iterator[str]:
         yield f"its chat template fails ({cause}). Mend or delete the template in the model's files"
     if not isinstance(backend, HuggingFaceBackend):
         return
-    # a token without a row; special ones do no harm elsewhere, because no text becomes one
+    # find tokens without a row; a special one does harm only in the chat template
     rows, tokenizer = backend.vocabulary_size, backend.tokenizer
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     known = sorted((i, token) for token, i in tokenizer.get_vocab().items())

@@ -1,4 +1,4 @@
-"""What errors of loading say about the hub, and about errors of other libraries."""
+"""Texts for errors of loading: about the hub, and about errors of other libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OLLAMA_NAME = re.compile(r"[\w./-]+:[\w.-]+")
 
 
 def not_a_hub_id(path: str) -> str | None:
-    """Return why a path that is not on this machine is no hub id; None if it can be one."""
+    """Return why a path that this machine lacks cannot be a hub id; None if it can."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -30,7 +30,7 @@ def not_a_hub_id(path: str) -> str | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error of transformers or of the hub says, in one line."""
+    """Describe an error of transformers or of the hub in one line."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     cause: BaseException | None = error

@@ -33,7 +33,7 @@ PROBES = (
     " Caf\u00e9 \U0001f642 \u4e2d\u6587 and so on",
     'if x:\n\tprint("yes")\r\n',
 )
-"""Texts whose tokens must be the same for the server and for this process."""
+"""Texts that the server and this process must split into the same tokens."""
 
 KINDS = (
     ("/props", "default_generation_settings", "llama-server"),
@@ -41,13 +41,13 @@ KINDS = (
     ("/version", "version", "vllm"),
     ("/api/version", "version", "Ollama"),
 )
-"""Paths of servers, and an entry of their answers, by which they are recognized."""
+"""Kinds of servers, each with a path and an entry that only its answer has."""
 
 INSTEAD = "Load the files of its models as members instead"
 
 
 def load_server(spec: ServerMember) -> ServerBackend:
-    """Connect to a server, and return its model as a member. No error shows the key."""
+    """Connect to a server, and return its model as a member. Errors never show the key."""
     try:
         from adafuse_llm.backends.servers.backend import ServerBackend
         from adafuse_llm.backends.servers.connection import Connection
@@ -95,7 +95,7 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
         "sglang": SglangApi(),
         "vllm": VllmApi(),
     }
-    # what the server is, by its own answers
+    # recognize the kind of the server
     actual = next((kind for path, entry, kind in KINDS if entry in (server.find(path) or {})), None)
     if actual is None:
         listed = (server.find("/v1/models") or {}).get("data") or [{}]
@@ -115,7 +115,7 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
 
 
 def _load_vocabulary(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
-    """Return a vocabulary, the ids that end a response, and the model's config if it has one."""
+    """Return a vocabulary, the ids that end a response, and the model's config or None."""
     source = spec.tokenizer or facts.source or facts.model
     try:
         if source.lower().endswith(".gguf"):
@@ -133,7 +133,7 @@ def _load_vocabulary(spec: ServerMember, facts: ServerFacts) -> tuple[Any, froze
 def _read_configs(
     spec: ServerMember, source: str, tokenizer: Any
 ) -> tuple[frozenset[int], Any | None]:
-    """Return end ids and a config, and warn of settings that have no effect."""
+    """Return end ids and a config or None, and warn of settings that have no effect."""
     from transformers import AutoConfig, GenerationConfig
 
     from adafuse_llm.backends.huggingface.checkpoint import (
@@ -143,11 +143,11 @@ def _read_configs(
     )
 
     generation, config = None, None
-    with suppress(OSError, ValueError):  # a folder with a tokenizer only
+    with suppress(OSError, ValueError):  # a folder may have a tokenizer only
         generation = GenerationConfig.from_pretrained(source, revision=spec.revision)
     with suppress(OSError, ValueError):
         config = AutoConfig.from_pretrained(source, revision=spec.revision)
-    # what ends a response, and what the server does not follow
+    # find the settings that the server does not follow
     ends = frozenset(eos_ids([tokenizer, generation, config]))
     asked = SimpleNamespace(generation_config=generation)
     settings = changes_of(own_adjustment(asked, ends)) | ignored_settings(asked)

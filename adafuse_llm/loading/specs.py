@@ -1,7 +1,7 @@
 """Descriptions of members to load. This module imports neither torch nor transformers.
 
-A member is of one of three kinds, which are classes of settings. A plain string or a mapping of
-settings stands for the class that fits it (`as_spec`).
+There are three kinds of members, and each has a class of settings. `as_spec` finds the class for a
+plain string or a mapping of settings.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ else:  # pydantic would need torch to resolve the type
     Dtype = Any
 
 GGUF_ENDING = re.compile(r"(?<=.)(-00001-of-\d{5})?\.gguf$", re.IGNORECASE)
-"""What names of members leave out."""
+"""Matches the end of a file name, which names of members leave out."""
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 
 Api = Literal["vllm", "sglang", "llama-server"]
 
 IN_QUERY = ("tokenizer", "api_key_env")
-"""Settings that the address of a server can have as query parameters."""
+"""Settings that can be query parameters in the address of a server."""
 
 
 class _Member(Options):
-    """What all kinds of members share.
+    """The settings that all kinds of members share.
 
     Raises:
-        InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
+        InvalidOptionError: a setting is unknown, out of range, or of another kind of member.
     """
 
     needs: ClassVar[str] = "path"
 
     name: str | None = Field(default=None, min_length=1)
-    """Name in results. Default: the last part of the path, and as many parts before it as make
-    the name unique."""
+    """Name in results. Default: the last part of the path, with as many parts before it as a unique
+    name needs."""
     weight: float = Field(default=1.0, ge=0, le=MAX_WEIGHT)
     """Weight w of the member in the fused score."""
     revision: str | None = None
@@ -79,7 +79,7 @@ class _Member(Options):
 
 
 class _Files(_Member):
-    """A member that this process loads from files."""
+    """The settings of a member that this process loads from files."""
 
     path: str = Field(min_length=1, max_length=4096, kw_only=False)
     """Folder, hub id or GGUF file. A folder or hub id can also contain GGUF files."""
@@ -95,10 +95,7 @@ class _Files(_Member):
 
 
 class TransformersMember(_Files):
-    """A transformers model.
-
-    For a setting that is None, the argument of the loading call applies.
-    """
+    """A transformers model. The arguments of the loading call replace settings of None."""
 
     dtype: Dtype | None = None
     """Dtype of the weights, such as "bfloat16" or "auto"."""
@@ -130,7 +127,7 @@ class GGUFMember(_Files):
 
     file: str | None = Field(default=None, min_length=1, max_length=4096)
     """GGUF file in the folder or hub repository, as a name or a pattern such as `*Q4_K_M.gguf`.
-    It is needed if there are several."""
+    Required if there are several."""
     context: int | None = Field(default=None, ge=1)
     """Number of tokens that the cache holds, for all requests together."""
     threads: int | None = Field(default=None, ge=1)
@@ -154,7 +151,7 @@ class ServerMember(_Member):
     needs: ClassVar[str] = "url"
 
     url: str = Field(kw_only=False)
-    """Address of the server, such as `http://host:8000/v1`. It can also have the model and other
+    """Address of the server, such as `http://host:8000/v1`. It can also contain the model and other
     settings: `vllm+http://host:8000/v1/NAME?tokenizer=FOLDER`."""
     model: str | None = Field(default=None, min_length=1)
     """Name of the model on the server. Default: the only model of the server."""
@@ -188,7 +185,7 @@ class ServerMember(_Member):
 
     @property
     def path(self) -> str:
-        """The address with the model, which names the member."""
+        """The address with the model, from which the member gets its name."""
         api = f"{self.api}+" if self.api else ""
         return api + (f"{self.url}/{self.model}" if self.model else self.url.removesuffix("/v1"))
 
@@ -198,11 +195,11 @@ MemberSpec: TypeAlias = TransformersMember | GGUFMember | ServerMember
 
 
 SETTINGS = tuple(dict.fromkeys(name for kind in get_args(MemberSpec) for name in kind.model_fields))
-"""The settings of members of all kinds."""
+"""The settings of all kinds of members."""
 
 
 def as_specs(members: object, revision: str | None = None) -> tuple[MemberSpec, ...]:
-    """Return the description of every member of a list, which must not be empty (`as_spec`)."""
+    """Return the descriptions of all members in a list, which must not be empty (`as_spec`)."""
     if isinstance(members, (str, Mapping)) or not isinstance(members, Iterable):
         raise InvalidInputError(
             f"members must be a list; got {short_repr(members)}. Pass members=[...] with a folder, "
@@ -219,9 +216,9 @@ def as_specs(members: object, revision: str | None = None) -> tuple[MemberSpec, 
 def as_spec(
     member: str | os.PathLike[str] | Mapping[str, Any] | MemberSpec, revision: str | None = None
 ) -> MemberSpec:
-    """Return the description of a folder, GGUF file, hub id, address of a server or settings.
+    """Return the description of a member: a folder, GGUF file, hub id, server address or settings.
 
-    Files of the `revision` in the local cache of the hub decide between transformers and GGUF.
+    For a hub id, the cached files of `revision` decide between transformers and GGUF.
 
     Raises:
         InvalidInputError: `member` is none of these, or has neither path nor url.
@@ -252,7 +249,7 @@ def as_spec(
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """Return a unique name for each member: its own, or as many last parts of its path as it takes.
+    """Return a unique name for each member: its own, or enough last parts of its path.
 
     Raises:
         InvalidInputError: two explicit names are the same.
@@ -262,7 +259,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
         raise InvalidInputError(
             f"members need different names; {repeated[0]!r} occurs {given[repeated[0]]} times"
         )
-    # the shortest end of a path that no other member has, or a number (gpt2, gpt2#2)
+    # take the shortest end of a path that no other member has, or add a number (gpt2, gpt2#2)
     ends = [_ends(spec) for spec in specs]
     names: list[str] = []
     for spec, own in zip(specs, ends, strict=True):
@@ -282,12 +279,12 @@ def _ends(spec: MemberSpec) -> list[str]:
         path = f"{path}/{file}"
     parts = [part for part in Path(path).parts if part not in ("/", ".")] or [path]
     parts[-1] = GGUF_ENDING.sub("", parts[-1])
-    # from the last part to the whole path
+    # the last part, the last two parts, and so on
     return ["/".join(parts[-number:]) for number in range(1, len(parts) + 1)]
 
 
 def _read_address(text: object) -> dict[str, str]:
-    # such as vllm+http://host:8000/v1/model?tokenizer=folder; no error may show a password
+    # split vllm+http://host:8000/v1/model?tokenizer=folder; no error may show a password
     scheme, _, rest = text.partition("://") if isinstance(text, str) else ("", "", "")
     api, plus, protocol = scheme.rpartition("+")
     try:
@@ -307,7 +304,7 @@ def _read_address(text: object) -> dict[str, str]:
             "url must be the address of a server, such as 'http://127.0.0.1:8000' or "
             f"'vllm+http://127.0.0.1:8000/NAME'; got {short_repr(text)}"
         )
-    # /v1 separates the server from the model, or is left out behind a host
+    # /v1 separates the server from the model, and may be left out behind a host
     base, separator, model = f"{parts.path.rstrip('/')}/".partition("/v1/")
     if not separator:
         base, model = "", parts.path

@@ -1,1 +1,1 @@
-"""Engines on other machines: their client, and the data on the wire."""
+"""Use an engine on another machine: the client, and the data on the wire."""

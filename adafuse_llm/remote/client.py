@@ -1,4 +1,4 @@
-"""`RemoteEngine`: an engine whose members are on a server, which it uses through OpenAI's API."""
+"""`RemoteEngine`: an engine that uses the members of a server through OpenAI's API."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
     import httpx
 
 READY_SECONDS, CANCEL_SECONDS = 0.25, 0.05
-"""Seconds between two questions whether the server is ready, and whether a request is cancelled."""
+"""Seconds between two checks whether the server is ready, and whether a request is cancelled."""
 
 CONNECT_SECONDS, SEND_SECONDS = 10.0, 60.0
-"""Maximum seconds to connect, and for the server to take a part of a request."""
+"""Maximum seconds to connect, and to send a part of a request."""
 
 KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
     if hasattr(socket, name)
 ]
-"""Socket options that detect within half a minute that the machine of the server is gone."""
+"""Socket options that detect within half a minute that the server's machine is gone."""
 
 CLOSED = "this engine is closed; create a new one"
 
 T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
-"""Sends a request, and delivers the events of its responses with numbers from a first one."""
+"""Sends a request, and delivers the events of its responses, which it numbers from an int."""
 
 
 class RemoteEngine(Engine):
     """An engine whose members are on a server (``adafuse serve``).
 
-    It is used like an `AdaFuseEngine` and gives the same results and errors. The default options
-    are those of the server. It needs the extra ``client``.
+    Use it like an `AdaFuseEngine`: results and errors are the same. The server sets the default
+    options. The class needs the extra ``client``.
 
     Each prompt is one request to the server, so every method can raise `ServerError`. The engine
-    stays usable after an error. What only the server can check, such as the size of a prompt in
-    tokens, is an error of the first event. Closing a stream and setting ``cancel`` close the
-    connection, which stops the request on the server. The usage of a cancelled response is 0.
+    stays usable after an error. If only the server can check something, such as the size of a
+    prompt in tokens, its error comes in place of the first event. Closing a stream or setting
+    ``cancel`` stops the request on the server. A cancelled response has a usage of 0.
 
     A pickled engine has no key; the process that loads it reads the key from the environment.
 
@@ -70,7 +70,7 @@ class RemoteEngine(Engine):
         api_key: key for the server. Default: the environment variable ``ADAFUSE_API_KEY``.
         strategy: name of the strategy that decodes. Default: that of the server.
         on_round: as for `Engine`.
-        ready_timeout: seconds to wait here until the server is ready; 0 to raise an error at once.
+        ready_timeout: seconds to wait until the server is ready; 0 to raise an error at once.
 
     Raises:
         ServerNotReadyError: the server does not answer, or still loads its members.
@@ -177,7 +177,7 @@ class RemoteEngine(Engine):
         extension["instructions"] = conversation.instructions
         if conversation.continues:
             extension["continue_final_message"] = True
-        # without reasoning, the server would read it off the content
+        # without this field, the server would take reasoning out of the content
         messages = [
             {"reasoning_content": "", **message} if message["role"] == "assistant" else message
             for message in conversation.messages
@@ -191,7 +191,7 @@ class RemoteEngine(Engine):
     # The connections ---------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Begin without connections, also in a forked child."""
+        """Create a client without connections, also in a forked child process."""
         try:
             import httpx
         except ImportError as missing:
@@ -233,7 +233,7 @@ class RemoteEngine(Engine):
             return self._answer(answer.status_code, answer.content)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run some work on an event loop in a thread of its own."""
+        """Run a coroutine on the event loop of this engine, which has its own thread."""
         with self._lock:
             if self.closed:
                 work.close()
@@ -250,7 +250,7 @@ class RemoteEngine(Engine):
     async def _respond(
         self, sent: httpx.Request, cancel: Any, size: int, first: int, deliver: Deliver
     ) -> None:
-        """Deliver the events of the responses to a request, or its scores if `size` is 0."""
+        """Deliver the events of `size` responses to a request, or its scores if `size` is 0."""
         readers = [ResponseReader() for _ in range(size)]
         reading = asyncio.ensure_future(self._read(sent, readers, first, deliver))
         try:
@@ -290,7 +290,7 @@ class RemoteEngine(Engine):
                 raise self._error("ended the stream before the response was complete")
 
     def _ended(self, deliver: Deliver, place: tuple[Request, int, int], work: Future[None]) -> None:
-        """Deliver what ended a request, unless it is complete or nobody waits for it."""
+        """Deliver the error that ended a request, if there is one and someone waits for it."""
         if self.closed:
             deliver(0, errors.EngineClosedError(CLOSED))
         elif not work.cancelled() and (error := work.exception()) is not None:
@@ -318,7 +318,7 @@ class RemoteEngine(Engine):
 
     @contextmanager
     def _naming_server(self) -> Iterator[None]:
-        """Raise errors of the connection, and of the form of answers, as errors of the server."""
+        """Turn errors of the connection or of reading answers into errors that name the server."""
         import httpx
 
         try:
@@ -341,7 +341,7 @@ class RemoteEngine(Engine):
 
 
 async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
-    """Keep an event loop and a client alive until an event is set, which `begun` receives."""
+    """Keep a client and its event loop alive until the event that `begun` receives is set."""
     async with client:
         end = asyncio.Event()
         begun.set_result((asyncio.get_running_loop(), end))
@@ -349,7 +349,7 @@ async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
 
 
 def _end(process: int, loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
-    """End an event loop, unless it belongs to the parent of this process."""
+    """End an event loop of this process, but not one of its parent process."""
     if process == os.getpid():
         loop.call_soon_threadsafe(end.set)
 

@@ -1,6 +1,6 @@
 """The JSON of responses and errors, as the server writes it and `RemoteEngine` reads it.
 
-It is in the field ``adafuse`` of answers, chunks and errors. Readers ignore what they do not know.
+Answers, chunks and errors have it in their field ``adafuse``. Readers ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from adafuse_llm.report.styles import owner, shared
 from adafuse_llm.results import Generation, Round, StreamEvent, Usage, total_logprob
 
 EXTENSION = "adafuse"
-"""Name of the field with what OpenAI's API does not have, in requests and in answers."""
+"""Name of the field of requests and answers for all that OpenAI's API lacks."""
 
 ENDING = {"finish_reason", "cut_by", "seed", "strategy", "logprob", "confidence"}
-"""What every client gets of the end of a response."""
+"""Fields of a finished response that every client gets."""
 
 KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
-"""The errors that a client raises as the server did, by name."""
+"""The classes of errors that a client raises just as the server did, by name."""
 
 
 def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
-    """Return a whole response."""
+    """Return the JSON of a whole response: with `rounds` all of it, else `ENDING`."""
     if rounds:
         return generation.model_dump(mode="json", exclude={"alternatives"})
     return generation.model_dump(mode="json", include=ENDING)
@@ -33,11 +33,11 @@ def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
 def chunk(
     played: Round | None, event: StreamEvent | None, warnings: Sequence[str], *, rounds: bool
 ) -> dict[str, Any]:
-    """Return the form of a chunk of a stream.
+    """Return the JSON of a chunk of a stream.
 
-    It has the round whose text is in the chunk, with what a display needs to know of it, and the
-    event of which it is the last chunk. If the client wants `rounds`, it also gets the text as the
-    members wrote it.
+    With `rounds`, it has the round that the chunk shows, and how to display this round. The last
+    chunk of an `event` then also has the text as the members wrote it. At the end of the response,
+    every client gets `ENDING`.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:
@@ -59,7 +59,7 @@ def chunk(
 
 
 class ResponseReader:
-    """Reads one response from its chunks, until it `is_whole`."""
+    """Reads one response from its chunks, until the response `is_whole`."""
 
     def __init__(self) -> None:
         self.is_whole = False
@@ -68,14 +68,14 @@ class ResponseReader:
         self._new: Round | None = None
 
     def add(self, fields: Mapping[str, Any]) -> StreamEvent | None:
-        """Return the event that is complete with a chunk, if one is."""
+        """Add a chunk, and return the event that it completes, or None."""
         if "round" in fields:
             self._new = Round.model_validate(fields["round"])
             self._rounds.append(self._new)
         return self._event(fields) if "text" in fields else None
 
     def cancelled(self, members: Sequence[str], strategy: str) -> StreamEvent:
-        """Return the event that ends the response where it is. The usage of the members is 0."""
+        """Return an event that ends the response with the text so far. Its usage is 0."""
         rest = "".join(each.text for each in self._rounds)[len(self._text) :]
         usage = {name: dict.fromkeys(members, 0) for name in Usage.model_fields}
         end = {"finish_reason": "cancelled", "strategy": strategy, "usage": usage}
@@ -94,16 +94,16 @@ class ResponseReader:
 
 
 def error_fields(error: AdaFuseError) -> dict[str, str]:
-    """Return the class of an error, and its member."""
+    """Return the JSON of an error: its class, and its member if it has one."""
     kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
     return {"error": kind, **({"member": error.member} if isinstance(error, MemberError) else {})}
 
 
 def read_error(fields: Mapping[str, Any], message: str) -> AdaFuseError:
-    """Return an error with a message of the server.
+    """Return the error that the server has sent with this message.
 
     Raises:
-        LookupError: the fields name no class of errors.
+        LookupError: `fields` name no class of errors.
     """
     kind = KINDS[fields["error"]]
     if issubclass(kind, MemberError):

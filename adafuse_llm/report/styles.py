@@ -1,4 +1,4 @@
-"""How members, spans and numbers look in all displays, and which member owns a span."""
+"""The look of members, spans and numbers in all displays, and the owner of a span."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
-"""Colors by Okabe and Ito, which color-blind readers can distinguish. They differ in lightness."""
+"""Colors by Okabe and Ito. They differ in lightness, so color-blind readers see the difference."""
 
 MARKS = "●■▲◆★▼○□△◇☆▽"
 
 STROKES = ("solid", "dashed", "dotted", "double")
-"""Line styles below spans on the server's page. They distinguish members without color."""
+"""Line styles below spans on the server's page, which distinguish members without color."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ ENDINGS: dict[FinishReason, str] = {
 
 
 MEANINGS = json.loads(Path(__file__).with_name("meanings.json").read_text(encoding="utf-8"))
-"""What a member's number and the score of a candidate mean, by strategy, for all displays."""
+"""Explanations of members' numbers and candidates' scores, by strategy, for all displays."""
 
 
 def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
-    """Return what the scores of a strategy mean, or those of rounds that chose among texts."""
+    """Return the explanations for a strategy, or for `choices` if a round chose among texts."""
     if any(decided.choice_probabilities for decided in rounds):
         return dict(MEANINGS["choices"])
     strategy = "adafuse" if strategy == "single" else strategy
@@ -89,7 +89,7 @@ def looks(members: Sequence[str]) -> dict[str, Look]:
 
 
 def heading(place: int, generation: Generation) -> str:
-    """Return the heading of the response with the index `place`."""
+    """Return a heading for the response with the index `place`."""
     every = (generation, *generation.alternatives)
     drawn = every[place].seed
     seed = [] if drawn is None else [f"seed {drawn}"]
@@ -102,7 +102,7 @@ def count(number: int, thing: str) -> str:
 
 
 def summary(generation: Generation, seconds: float | None = None) -> list[str]:
-    """Return the figures of a response, what wrote it, how sure it is, and how it ended.
+    """Return the statistics, strategy, confidence and ending of a response as short texts.
 
     `seconds` defaults to the time of the rounds.
     """
@@ -130,16 +130,16 @@ def summary(generation: Generation, seconds: float | None = None) -> list[str]:
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:
-    """Return the length of the reasoning, with its markers, at the beginning of a reply.
+    """Return the length of the reasoning at the beginning of a reply, with its markers.
 
-    The chat templates began the reply with `prefix`.
+    `prefix` is the beginning of the reply that the chat templates wrote.
     """
     _, answer = split_reasoning(text, prefix)
     return len(text) - len(answer)
 
 
 def shared(decided: Round) -> Shared | None:
-    """Return the look of a round's text if it belongs to no single member, or None."""
+    """Return the look of a round's text; None if the text belongs to a single member."""
     if decided.forced:
         return FORCED
     if decided.choice_probabilities is not None:
@@ -148,7 +148,7 @@ def shared(decided: Round) -> Shared | None:
 
 
 def owner(decided: Round, members: Sequence[str]) -> str | None:
-    """Return the member that owns the text which a round committed; None if it is `shared`.
+    """Return the member that owns the text of a round; None if the text is `shared`.
 
     The owner is the proposer that finds the text most likely. If the text has no proposers, the
     owner is the member that finds it most likely.
@@ -162,19 +162,19 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
 
 
 def look_of(decided: Round, looks: Mapping[str, Look]) -> Look | Shared:
-    """Return the look of the text which a round committed."""
+    """Return the look of the text of a round."""
     name = owner(decided, tuple(looks))
     return looks[name] if name is not None else shared(decided) or AGREED
 
 
 def quoted(candidate: Candidate) -> str:
-    """Return a `printable` span in quotes. Mark it if the response ends after it."""
+    """Return a candidate's `printable` span in quotes, with a mark if it ends the response."""
     text = printable(json.dumps(candidate.text, ensure_ascii=False)) if candidate.text else ""
     return f"{text} (end)".strip() if candidate.ends else text
 
 
 def number(value: float | None) -> str:
-    """Format a score in nats. Return a dash if there is no score."""
+    """Format a score in nats, and None as a dash."""
     return "-" if value is None else f"{max(0.0, value):.3f}"  # avoids "-0.000"
 
 
@@ -184,5 +184,5 @@ def percent(probability: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters by U+FFFD, because they could control a terminal."""
+    """Replace control characters, which could control a terminal, by U+FFFD."""
     return "".join(c if c in "\n\t" or ord(c) >= 160 or " " <= c <= "~" else "\ufffd" for c in text)

@@ -1,4 +1,4 @@
-"""Members, spans and rounds in a terminal, with and without color."""
+"""Display members, spans and rounds in a terminal, with and without color."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
 
 JOINT, QUIET, REASONING = "bold", "dim", "dim italic"
-"""Text styles of text that all members chose, of forced text, and of reasoning."""
+"""Text styles for text that all members chose, for forced text, and for reasoning."""
 
 
 class Display:
-    """A display of one ensemble's decisions. `forced`: whether the legend explains forced text."""
+    """A display of an ensemble's decisions. `forced`: whether its legend explains forced text."""
 
     def __init__(
         self, members: Sequence[str], console: Console, strategy: str = "", *, forced: bool = False
@@ -72,8 +72,8 @@ class Display:
     def rounds(self, rounds: Sequence[Round]) -> Group:
         """Return a table of rounds, and below it what their scores mean.
 
-        A row has the owner, the winner, its score and the runner-up. If a round did not ask all
-        members, it names the others instead of the runner-up.
+        A row has the owner, the winner, the winner's score and the runner-up. If a round did not
+        ask all members, its row names those left out instead of the runner-up.
         """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
@@ -82,7 +82,7 @@ class Display:
             winner = decided.candidates[decided.winner]
             look = styles.look_of(decided, self._looks)
             text = styles.quoted(winner)
-            if len(decided.text) < len(winner.text):  # a length limit cut it off
+            if len(decided.text) < len(winner.text):  # a length limit has cut it
                 text += " (cut)"
             used = decided.asked
             others = [printable(name) for name in self.members if used and name not in used]
@@ -97,7 +97,7 @@ class Display:
         return Group(table, self.terms(rounds))
 
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
-        """Return a line that explains the scores of rounds, and one for the members' numbers."""
+        """Return a line that explains scores, and with `by_member` one about members' numbers."""
         meaning = styles.meaning(self._strategy, rounds)
         lines = [f"Below a member: {meaning['number']}"] if by_member else []
         lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")
@@ -113,8 +113,8 @@ class Display:
     def trace(self, decided: Round) -> Table:
         """Return a table of one round in detail: the candidates and their scores by member.
 
-        Marks, which :meth:`legend` explains, stand for the members. A round that chose among given
-        texts has the probability of each instead of its proposers.
+        Members appear as their marks (:meth:`legend`). If the round chose among the ``choices``, a
+        row has the probability of a text instead of its proposers.
         """
         marks = {name: look.mark for name, look in self._looks.items()}
         table = Table(
@@ -154,14 +154,14 @@ class Display:
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
-        """Return the cost of a decode in one line. `seconds` defaults to the time of the rounds."""
+        """Return a line of statistics and costs. `seconds` defaults to the time of the rounds."""
         passes = generation.usage.forward_passes
         cost = f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}"
         return Text(printable(" · ".join([*styles.summary(generation, seconds), cost])), "dim")
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
-    """Yield the legend, and the text, the rounds and the cost of each response of a generation."""
+    """Yield a legend, and for each response of a generation its text, rounds and costs."""
     responses = (generation, *generation.alternatives)
     forced = any(decided.forced for each in responses for decided in each.rounds)
     members = tuple(generation.usage.prompt_tokens)
@@ -189,7 +189,7 @@ def _name(look: Look | Shared) -> Text:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Describe the best candidate that did not win, after the probability of the winner."""
+    """Describe the runner-up of a round, after the probability of the winner if known."""
     probabilities = decided.choice_probabilities
     others = [
         (candidate.score, index)

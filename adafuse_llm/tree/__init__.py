@@ -1,1 +1,1 @@
-"""What members evaluate: trees of tokens, and how their probabilities are adjusted and drawn."""
+"""Trees of tokens, whose nodes members evaluate, and the rules of adjustments and of drawing."""

@@ -1,4 +1,4 @@
-"""How a request changes a member's next-token distribution before anything reads it.
+"""The changes that a request makes to a member's next-token distributions before any use.
 
 The meaning and the order of the changes are those of transformers' ``generate``. The presence
 penalty and the frequency penalty are those of OpenAI and vLLM.
@@ -13,24 +13,24 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 FORBIDDEN = 10_000.0
-"""What a forbidden token loses, in nats. Its probability is then exactly 0 in every float format.
-Unlike minus infinity, this value keeps forbidden tokens in order, so a member can still go on where
-a grammar or another member leaves only such tokens."""
+"""Number of nats that the logit of a forbidden token loses. The token's probability is then exactly
+0 in every float format. Unlike minus infinity, this number keeps forbidden tokens in order, so a
+member can still go on where a grammar or another member leaves only such tokens."""
 
 Sequences = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of one distribution, in this order.
+    """The changes of one distribution, in their order.
 
     Attributes:
         added: number to add to the logit of a token, by token id.
-        penalty: the repetition penalty. The logit of a token in `committed` or `new` is divided by
-            it if it is positive, and multiplied by it otherwise.
+        penalty: the repetition penalty. It divides a positive logit of a token in `committed` or
+            `new`, and multiplies a negative one.
         committed: the committed tokens, which many distributions share; empty without a penalty.
-        new: the tokens after them.
-        taken: number to take from the logit of a token, by token id.
+        new: the tokens after the committed ones.
+        taken: number to subtract from the logit of a token, by token id.
     """
 
     added: Mapping[int, float]
@@ -42,10 +42,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """The changes of a member's distributions in one request, or those its checkpoint asks for.
+    """The changes of a member's distributions that one request or the member's checkpoint sets.
 
-    The default values change nothing. The last token of a sequence is changed where the tokens
-    before it were written.
+    The default values change nothing. A sequence changes its last token wherever its other tokens
+    have just been written.
 
     Attributes:
         repetition_penalty, no_repeat_ngram_size, min_new_tokens, presence_penalty,
@@ -71,8 +71,8 @@ class Adjustment:
     def changes(self, committed: Sequence[int], prompt: int, new: Sequence[int] = ()) -> Changes:
         """Return the changes of the distribution after the `committed` and the `new` tokens.
 
-        The first `prompt` tokens are those of the prompt. Only `no_repeat_ngram_size` takes longer
-        for a longer prompt.
+        The first `prompt` tokens are the prompt. Only with `no_repeat_ngram_size`, a longer prompt
+        takes longer.
         """
         sequences = [*(sequence for sequence, _ in self.biases), *self.bad_words]
         longest = max(map(len, sequences), default=0)
@@ -81,7 +81,7 @@ class Adjustment:
         for sequence, bias in self.biases:
             if _follows(sequence, last):
                 added[sequence[-1]] = added.get(sequence[-1], 0.0) + bias
-        # what tokens of the response lose
+        # penalties for tokens of the response
         taken: dict[int, float] = {}
         if self.presence_penalty or self.frequency_penalty:
             for token, count in Counter([*committed[prompt:], *new]).items():
@@ -107,15 +107,15 @@ NOTHING = Adjustment()
 
 
 def changes_of(adjustment: Adjustment) -> dict[str, Any]:
-    """Return the settings of an adjustment that change something."""
+    """Return the settings of an adjustment that are not their defaults."""
     values = {each.name: getattr(adjustment, each.name) for each in fields(adjustment)}
     return {name: value for name, value in values.items() if value != getattr(NOTHING, name)}
 
 
 def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
-    """Return the log-probabilities of a changed distribution, by token id.
+    """Return the log-probabilities of a distribution after changes, by token id.
 
-    Backends with arrays compute the same numbers for all tokens at a time.
+    Backends with arrays compute the same numbers for all tokens at once.
     """
     values = {}
     penalized = {*changes.committed, *changes.new} if changes.committed else set()
@@ -146,6 +146,6 @@ def _repeated(ids: Sequence[int], size: int) -> set[int]:
     if size == 1:
         return {*ids}
     last = ids[-size + 1 :]
-    # looking for the last token alone is faster
+    # a search for the last token alone is faster
     ends = [end for end, token in enumerate(ids[:-1], start=1) if token == last[-1]]
     return {ids[end] for end in ends if ids[max(0, end - size + 1) : end] == last}

@@ -2,8 +2,8 @@
 
 A member draws a token by the Gumbel-max rule: it adds noise to the log-probabilities, and takes the
 token with the highest sum. The noise of a token is a hash of the seed, of the response up to the
-token, and of the token's text. It therefore does not matter when the noise is computed. Drafts,
-batching and streaming change nothing, and members at the same text share the noise.
+token, and of the token's text. So it does not matter when a member computes the noise: drafts,
+batching and streaming change nothing. Members at the same text share the noise.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Draw:
     Attributes:
         key: hash of the seed and of the response up to the node, from 0 to 2^64 - 1.
         temperature, top_p, top_k, min_p: as in `AdaFuseConfig`, and T is above 0.
-        after_word: whether a word has ended, so that the token must begin with whitespace or end
-            the response, if the other options leave such a token.
+        after_word: whether the token must begin with whitespace or end the response, because a word
+            has ended. Has no effect if the other options leave no such token.
     """
 
     key: int
@@ -44,10 +44,10 @@ class Sampling:
     min_p: float = 0.0
 
     def draw(self, text: str, silent: int) -> Draw:
-        """Return how to draw the token after a response in whole characters.
+        """Return how to draw the token after a response `text` of whole characters.
 
-        The last `silent` tokens have not changed it, for example because they are parts of a
-        character. Without their number, the tokens after these would share their noise.
+        The last `silent` tokens have not changed the text, for example because they are parts of a
+        character. Without their number, the next token would share their noise.
         """
         key = text_hash(f"{self.seed} {silent} {text}")
         return Draw(key, self.temperature, self.top_p, self.top_k, self.min_p)
@@ -59,7 +59,7 @@ def text_hash(text: str) -> int:
 
 
 def derived_seed(seed: int, use: str) -> int:
-    """Return another seed, from 0 to 2^63 - 1. Different uses of a seed have different ones."""
+    """Return a seed for one use of `seed`, from 0 to 2^63 - 1. Other uses have other seeds."""
     return text_hash(f"{use} {seed}") >> 1
 
 
@@ -69,7 +69,7 @@ def token_codes(
     """Return a hash of each token of a vocabulary of `size` tokens, from 0 to 2^64 - 1.
 
     Tokens with the same text in different vocabularies have the same hash, and tokens of one
-    vocabulary have different ones. If the `texts` are not known, the ids are hashed.
+    vocabulary have different ones. If `texts` is None, the hashes are those of the ids.
     """
     ends = {token: number for number, token in enumerate(sorted(end_ids))}
     seen: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""The token tree: the tokens that one member has evaluated after the committed text of a request.
+"""The token tree: tokens that one member evaluates after the committed text of a request.
 
 A node is one token. Algorithm 1 needs two facts about a node: its log-probability given the tokens
 before it, and the distribution of the token after it. A backend computes both for many nodes at a
 time, and the tree stores them. Committing a span makes its last token the new root. The nodes below
-that token stay valid; all other nodes are dropped.
+the new root stay valid, and the tree drops all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Next:
         logprobs: natural logarithms of their probabilities.
         end_logprob: natural logarithm of the total probability of the member's end-of-sequence
             ids.
-        mass: natural logarithm of the total probability of the tokens that ``Node.allowed``
+        mass: natural logarithm of the total probability of all tokens that ``Node.allowed``
             permits.
         drawn: the token that ``Node.draw`` draws; None if the node has no draw.
         word_end_logprob: natural logarithm of the total probability of the permitted tokens that
@@ -107,7 +107,7 @@ MAX_LINE = 64
 
 
 def is_allowed(mask: bytes, token: int) -> bool:
-    """Return whether a mask in the format of ``Node.allowed`` permits a token."""
+    """Return whether a mask, in the format of ``Node.allowed``, permits a token."""
     return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
 
@@ -122,7 +122,7 @@ class TokenTree:
     Attributes:
         ids: committed token ids, starting with the prompt, which has at least one.
         prompt_tokens: number of token ids of the prompt.
-        adjustment: how the request changes the member's distributions; None if it does not.
+        adjustment: how the request changes the member's distributions; None for no changes.
         root: the node of the last committed token.
         state: the backend's state for this request, such as its cache. Only the backend uses it.
     """
@@ -140,7 +140,7 @@ class TokenTree:
     def child(self, node: Node, token: int) -> Node:
         """Return the child of `node` for `token`, and create it if necessary.
 
-        The child's log-probability is set if the distribution after `node` already contains it.
+        Set the child's log-probability if the distribution after `node` lists the token.
         """
         child = node.children.get(token)
         if child is None:
@@ -150,22 +150,19 @@ class TokenTree:
         return child
 
     def grow(self, tokens: Sequence[int], start: Node | None = None) -> Node:
-        """Return the node at the end of `tokens` after `start` (default: the root).
-
-        Missing nodes are created.
-        """
+        """Return the node at the end of `tokens` after `start` or the root. Add missing nodes."""
         node = start or self.root
         for token in tokens:
             node = self.child(node, token)
         return node
 
     def path(self, node: Node) -> tuple[Node, ...]:
-        """Return the path from the root to `node` without the root. It is empty for the root."""
+        """Return the nodes from the root to `node`, without the root."""
         line: tuple[Node, ...] = ()
         rest: list[Node] = []
         step = node
         while step.parent is not None:
-            # a commit may have shortened the path that a node keeps
+            # use the path that a node keeps, unless a commit has shortened it
             if step.line and step.line[0].parent is self.root:
                 line = step.line
                 break
@@ -182,7 +179,7 @@ class TokenTree:
         return [step.token for step in self.path(node)]
 
     def changes(self, node: Node) -> Changes | None:
-        """Return the changes of the distribution after `node`; None if there are none."""
+        """Return the changes of the distribution after `node`; None for no changes."""
         if self.adjustment is None:
             return None
         return self.adjustment.changes(self.ids, self.prompt_tokens, self.tokens(node))
