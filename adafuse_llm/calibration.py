@@ -1,4 +1,4 @@
-"""What turns the results of an ensemble into probabilities that can be trusted."""
+"""Turn the results of an ensemble into probabilities that agree with how often it is right."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from adafuse_llm.results import Generation
 __all__ = ["Calibration", "DecisionCalibration", "features"]
 
 Coefficient = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-"""A number with which no response has an infinite confidence."""
+"""A coefficient that is small enough to keep every sum finite."""
 
 
 class Calibration(BaseModel):
-    """A logistic regression from which `Generation.confidence` is computed.
+    """A logistic regression that computes `Generation.confidence`.
 
-    ``adafuse tune`` fits it on labeled questions, and writes it into the configuration file. It
-    holds for the same members, the same strategy, and similar questions.
+    ``adafuse tune`` fits it on labeled questions, and writes it into the configuration file. It is
+    valid for the same members, the same strategy, and similar questions.
 
     Attributes:
         strategy: name of the strategy.
-        members: coefficient of `Generation.member_logprobs` by member, for each one that decodes.
+        members: coefficient of `Generation.member_logprobs`, by name of a member that decodes.
         logprob: coefficient of `Generation.logprob`.
         agreement: coefficient of the share of rounds with one candidate only.
-        length: coefficient of the mean number of tokens.
-        intercept: value before all others are added.
+        length: coefficient of the mean number of tokens over the members.
+        intercept: constant term of the sum.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +43,7 @@ class Calibration(BaseModel):
     intercept: Coefficient
 
     def check(self, strategy: str, members: Collection[str]) -> None:
-        """Raise an InvalidOptionError if this strategy or these members are not its own."""
+        """Raise an InvalidOptionError if it was fitted for another strategy or other members."""
         if strategy != self.strategy or {*members} != {*self.members}:
             raise InvalidOptionError(
                 f"option 'calibration': it was fitted on answers of {', '.join(self.members)} with "
@@ -55,7 +55,7 @@ class Calibration(BaseModel):
     def confidence(self, generation: Generation) -> float | None:
         """Return the probability that a response is right.
 
-        None if the response is not whole, or if other members or another strategy wrote it.
+        The result is None if the response is incomplete, or of other members or another strategy.
         """
         members = generation.usage.completion_tokens
         if generation.strategy != self.strategy or {*members} != {*self.members}:
@@ -69,7 +69,7 @@ class Calibration(BaseModel):
 
 
 class DecisionCalibration(BaseModel):
-    """What turns the members' answers to typed questions into calibrated probabilities.
+    """Turns the members' answers to typed questions into calibrated probabilities.
 
     The log-probability of an option is the weighted mean of the members' log-probabilities, divided
     by the temperature, plus the option's intercept. All options are then normalized. ``adafuse tune
@@ -79,7 +79,7 @@ class DecisionCalibration(BaseModel):
         weights: weight of each member, 0 for those that do not help.
         temperature: above 1, probabilities become more equal; below 1, less so.
         intercepts: intercept by option, such as ``yes``. Others have 0.
-        threshold: lowest confidence at which an answer `is_sure`. None: no answer is marked.
+        threshold: lowest confidence of an answer that `is_sure`. None: answers are not marked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,11 +97,7 @@ class DecisionCalibration(BaseModel):
         return weights
 
     def check(self, members: Collection[str]) -> None:
-        """Check that the calibration is one of these members.
-
-        Raises:
-            InvalidOptionError: it is not.
-        """
+        """Raise an InvalidOptionError if it was fitted for other members."""
         if {*members} != {*self.weights}:
             raise InvalidOptionError(
                 f"option 'decisions': it was fitted on answers of {', '.join(self.weights)}, not "
@@ -111,10 +107,11 @@ class DecisionCalibration(BaseModel):
 
 
 def features(generation: Generation, members: Sequence[str]) -> tuple[float, ...] | None:
-    """Return what a calibration knows about a response; None if the response is not whole.
+    """Return the numbers from which a calibration computes a confidence.
 
-    It is the log-probability of the response, those of the members, the share of rounds with one
-    candidate only (forced rounds do not count), and the mean number of tokens.
+    They are the log-probability of the response, those of the members, the share of rounds with one
+    candidate only (forced rounds do not count), and the mean number of tokens. The result is None
+    for an incomplete response.
     """
     if generation.logprob is None or generation.finish_reason in ("cancelled", "length"):
         return None

@@ -1,4 +1,4 @@
-"""Options of decoding and of the engine. They are validated when created, and then frozen."""
+"""Options of decoding and of the engine. Once created, they are valid and never change."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 """Options that determine the form of the response. At most one of them can be set."""
 
 GRAMMARS = ("json_schema", "regex", "grammar")
-"""Those of them that llguidance enforces."""
+"""The `CONSTRAINTS` that llguidance enforces."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "n")
-"""Options that draw the response at random."""
+"""Options of drawing the response at random."""
 
 ADJUSTMENTS = (
     "repetition_penalty",
@@ -47,16 +47,16 @@ ADJUSTMENTS = (
 """Options that change every member's distributions before anything reads them."""
 
 MAX_BIASED = 1024
-"""Maximum number of texts in ``logit_bias``. Every member encodes each of them."""
+"""Maximum number of texts in ``logit_bias``, because every member encodes all of them."""
 
 SEED_BITS = 63
 """Number of bits of a random seed."""
 
 NO_LIMIT = -1
-"""The value of `max_new_tokens` for what the context windows leave."""
+"""The value of `max_new_tokens` for as many tokens as the context windows leave."""
 
 FREE_TOKENS, FORM_TOKENS = 256, 2048
-"""Defaults of `max_new_tokens`: of free text, and of a response that is useless if it is cut."""
+"""Defaults of `max_new_tokens`: for free text, and for a response that is useless when cut."""
 
 DEFAULT_BRANCHES = 3
 """Default of B where several members decode (§4.1)."""
@@ -70,11 +70,11 @@ INSTEAD = {
     "strategy": " Pass the strategy when you create the model or the engine, or use "
     "engine.with_strategy('single'). For one member alone, pass use=['name'].",
 }
-"""What to do instead of passing these as options."""
+"""Advice for names that are not options."""
 
 
 def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
-    """Return what to use in place of an unknown option: the `nearest`, or else any of them."""
+    """Return advice for an unknown option: how to replace it, its `nearest` name, or all names."""
     names = [*dict.fromkeys(allowed)]
     return (
         INSTEAD.get(name)
@@ -84,12 +84,12 @@ def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: flo
 
 
 def explain(error: ValidationError, names: Sequence[str]) -> str:
-    """Describe the first problem in one line: the option, what is allowed and what was given."""
+    """Describe the first problem in one line: the option, the allowed values and the actual one."""
     problems = error.errors(include_url=False, include_context=False)
     name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
     if problems[0]["type"] == "extra_forbidden":
         return f"unknown option {short_repr(name)}.{advice(name, names)}"
-    # a value that fits none of several types has a problem for each; the deepest fits best
+    # a value may have a problem for each of several types, of which the deepest fits best
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
     problem = max(same, key=lambda one: len(one["loc"]))
     allowed = problem["msg"].removeprefix("Value error, ")
@@ -118,7 +118,7 @@ ONE_OR_MANY = BeforeValidator(one_or_many)
 
 
 class Options(BaseModel):
-    """A frozen set of options, described by the text below each field.
+    """A frozen set of options. The text below each field describes the field.
 
     The error for an invalid option has a message of one line.
     """
@@ -140,7 +140,7 @@ class Options(BaseModel):
 
 
 class RuntimeConfig(Options):
-    """Options that determine how an engine runs requests. They affect the cost, never the results.
+    """Options for how an engine runs requests. They affect the cost, never the results.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
@@ -152,9 +152,9 @@ class RuntimeConfig(Options):
     max_requests: int = Field(default=16, ge=1)
     """Maximum number of requests that are decoded at the same time. Others wait."""
     max_waiting: int | None = Field(default=10_000, ge=0)
-    """Maximum number of requests that wait while `max_requests` others are decoded. Once so many
-    wait, a call fails at once with `QueueFullError`. The engine accepts or refuses a batch as a
-    whole, so an accepted batch can exceed the limit. None: no limit."""
+    """Maximum number of requests that wait while `max_requests` others are decoded. Further calls
+    fail at once with `QueueFullError`. The engine accepts or refuses a batch as a whole, so an
+    accepted batch can exceed the limit. None: no limit."""
     cache_bytes: int | None = Field(default=None, ge=1)
     """Maximum bytes of key/value cache that running requests hold on one device. A request that
     does not fit waits. The limit does not cover the logits of tree nodes (4 bytes per node and
@@ -227,9 +227,9 @@ class AdaFuseConfig(Options):
     Burmese) in a word. A word of one token may have more. At most 256."""
     max_new_tokens: Annotated[int, Field(ge=1)] | Literal[-1] | None = None
     """Maximum number of tokens of the response in any member's tokens. A span that would exceed
-    it is cut at a token. -1: what the context windows leave. Default: 256, and 2,048 if the
-    response has a given form or may call tools. -1 and the default become smaller where memory
-    is short."""
+    it is cut at a token. -1: as many as the context windows leave. Default: 256, and 2,048 if the
+    response has a prescribed form or may call tools. If memory is short, -1 and the default stand
+    for less."""
     stop: Annotated[tuple[Text, ...], ONE_OR_MANY] = ()
     """Stop sequences. The response ends right before the first one that appears."""
     weights: dict[str, Weight] | tuple[Weight, ...] | None = None
@@ -241,20 +241,20 @@ class AdaFuseConfig(Options):
     json_schema: dict[str, JsonValue] | None = None
     """JSON schema (draft 2020-12) that the response fits: a dict, JSON text, or a pydantic class.
     Objects of a pydantic class have no other properties than its fields, unless the class allows
-    them. A comma and a colon in the response are followed by one space; there is no other
-    whitespace between values."""
+    them. The response has one space after each comma and colon, and no other whitespace between
+    values."""
     regex: Annotated[str | None, UNICODE] = None
     """Regular expression, in the syntax of Rust, that the response matches."""
     grammar: Annotated[str | None, UNICODE] = None
     """Lark grammar, in the dialect of llguidance, that the response fits."""
     choices: tuple[Text, ...] | None = Field(default=None, min_length=1)
-    """Texts of which the response is one. The members score all of them, and the likeliest one
-    becomes the response."""
+    """Texts to choose from. The members score all of them, and the likeliest one becomes the
+    response."""
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """T: every member draws its tokens with probabilities proportional to p^(1/T). The ensemble
-    chooses among what the members drew, or with `mixture`, one member writes each word. 0: nothing
-    is drawn. Above 0, a member proposes one span, so `branching_factor` has no effect. `choices`
-    are never drawn."""
+    chooses among the drawn spans, or with `mixture`, one member writes each word. 0: nothing is
+    drawn. Above 0, a member proposes one span, so `branching_factor` has no effect. `choices` are
+    never drawn."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Draw only from the likeliest tokens whose probabilities, after `temperature` and `top_k`,
     sum to at least this value."""
@@ -262,31 +262,31 @@ class AdaFuseConfig(Options):
     """Draw only from this many likeliest tokens. 0 or -1: from all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Draw no token whose probability, after `temperature`, is less than this share of the
-    likeliest one's."""
+    likeliest token's."""
     seed: int | None = None
-    """Integer that determines what is drawn. Default: a random seed, reported in the result."""
+    """Integer that determines the draws. Default: a random seed, which the result reports."""
     n: int = Field(default=1, ge=1, le=128)
     """Number of responses to draw. The first one has `seed`, and the others have seeds derived
     from it. At most 128."""
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
-    """Make tokens of the prompt and the response less likely: a positive logit is divided by this
-    value, and a negative one is multiplied by it. 1: no penalty. Default: each member's own
+    """Make tokens of the prompt and the response less likely: this value divides a positive logit,
+    and multiplies a negative one. 1: no penalty. Default: each member's own
     (`generation_config.json`). This option and the following ones, up to `logit_bias`, apply to
     every member in its own tokens, before F is computed. They have no effect on `choices`."""
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     """Number that the logit of every token of the response loses."""
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    """Number that the logit of a token loses for each time it is in the response."""
+    """Number that the logit of a token loses for each of its occurrences in the response."""
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
-    """Number of tokens of sequences that cannot occur twice in prompt and response. 0: no limit.
-    Default: each member's own."""
+    """No sequence of this many tokens occurs twice in prompt and response. 0: no limit. Default:
+    each member's own."""
     min_new_tokens: int | None = Field(default=None, ge=0)
-    """Number of tokens of the response, in every member's tokens, before which it cannot end.
-    Default: each member's own."""
+    """Minimum number of tokens of the response, in every member's tokens. Default: each member's
+    own."""
     logit_bias: dict[Text, Bias] | None = Field(default=None, max_length=MAX_BIASED)
     """Dict of texts, such as `' Paris'`, and the number from -100 to 100 that the logit of the
-    text gains. If a text has several tokens, the last one gains it where the others were written.
-    Every member encodes the text as in the middle of a text. At most 1,024 texts."""
+    text gains. If a text has several tokens, its last one gains the number after the others. Every
+    member encodes the text as in the middle of a text. At most 1,024 texts."""
     logprobs: bool = False
     """Whether each round has the log-probability of every committed token, for each member in its
     own tokens."""
@@ -294,18 +294,18 @@ class AdaFuseConfig(Options):
     """Number of likeliest tokens to list with each committed token. A number above 0 also turns
     on `logprobs`. At most 20."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as `enable_thinking`. Under the name of a
-    member, a dict of variables for this member only."""
+    """Variables for the members' chat templates, such as `enable_thinking`. The name of a member
+    holds a dict of variables for this member only."""
     continue_final_message: bool = False
     """Whether the response continues the last message, which must be an assistant's."""
     calibration: Calibration | None = None
-    """What turns a response into its `confidence`, the probability that it is right, as
-    ``adafuse tune`` writes it into a configuration file. It must be of the members and the strategy
-    that decode. If a call lets other members decode, its responses have no confidence."""
+    """Calibration that computes the `confidence` of a response, the probability that it is right.
+    ``adafuse tune`` writes it into a configuration file. It must be fitted for the members and the
+    strategy that decode. If a call lets other members decode, its responses have no confidence."""
     decisions: DecisionCalibration | None = None
-    """What turns the members' answers to typed questions into calibrated probabilities
-    (`Engine.decide`), as ``adafuse tune --decide`` writes it. It must be of the members that
-    decode. It has no effect on calls with ``use``, ``weights`` or ``orders``, and on responses."""
+    """Calibration that turns the members' answers to typed questions into probabilities
+    (`Engine.decide`). ``adafuse tune --decide`` writes it. It must be fitted for the members that
+    decode. It has no effect on responses, and on calls with ``use``, ``weights`` or ``orders``."""
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         own = AdaFuseConfig.model_fields
@@ -384,8 +384,7 @@ class AdaFuseConfig(Options):
     def most_tokens(self, *, has_form: bool = False) -> int:
         """Return `max_new_tokens` as a number.
 
-        Args:
-            has_form: whether the response has a form that no option sets, such as calls of tools.
+        `has_form`: whether the response has a form that no option sets, such as calls of tools.
         """
         if self.max_new_tokens is None:
             has_constraint = any(getattr(self, name) is not None for name in CONSTRAINTS)
@@ -394,7 +393,7 @@ class AdaFuseConfig(Options):
 
     @property
     def branches(self) -> int:
-        """B as a number: `branching_factor`, or its default."""
+        """B: `branching_factor` or its default."""
         return DEFAULT_BRANCHES if self.branching_factor is None else self.branching_factor
 
     @property
@@ -403,12 +402,12 @@ class AdaFuseConfig(Options):
         return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
     def seeds(self) -> tuple[int, ...]:
-        """Return the seeds of the `n` responses: `seed`, or a random one, and others from it."""
+        """Return `n` seeds: `seed` or a random one, and others that are derived from the first."""
         first = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         return (first, *(derived_seed(first, f"response {number}") for number in range(1, self.n)))
 
     def check_n(self) -> None:
-        """Raise an InvalidOptionError if the `n` responses cannot differ."""
+        """Raise an InvalidOptionError if `n` responses would be the same."""
         if self.n > 1 and (not self.temperature or self.choices is not None):
             reason, advice = "nothing is drawn", "Set a temperature above 0, or leave n out."
             if self.choices is not None:
@@ -419,7 +418,7 @@ class AdaFuseConfig(Options):
             )
 
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:
-        """Return the weight of every member that decodes, by name, in the order of all `members`.
+        """Return the weights of the members that decode, by name, in the order of `members`.
 
         Raises:
             InvalidOptionError: ``use`` or ``weights`` do not match the members.
@@ -456,7 +455,7 @@ class AdaFuseConfig(Options):
 
 
 def _schema_of_class(model: type[BaseModel]) -> dict[str, Any]:
-    # objects have only the fields of their classes, unless a class allows others
+    # forbid other properties than fields, unless a class allows them
     try:
         schema = model.model_json_schema()
     except PydanticUserError as error:

@@ -1,4 +1,4 @@
-"""Options of the server, which are validated when created and then frozen, and its API keys."""
+"""Options of the server, and its API keys. Once created, options are valid and never change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KEY: Final = re.compile("[!-~]+")
 """An API key: visible ASCII characters."""
 
 RUNTIME: Final[Mapping[str, Any]] = {"max_waiting": 256}
-"""Defaults of `RuntimeConfig` in a server. Clients can try again, so fewer requests wait than
-elsewhere."""
+"""Defaults of `RuntimeConfig` in a server. Fewer requests wait than elsewhere, because clients can
+try again."""
 
 REFUSED: Final = {
     "n": "a client asks for the number of responses in its request",
     "continue_final_message": "a client sends the messages in its request",
 }
-"""Options of `AdaFuseConfig` that a server refuses as defaults, with the reason."""
+"""Options of `AdaFuseConfig` that a server refuses as defaults, with the reasons."""
 
 
 def _fit(pattern: str, message: str, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def _fit(pattern: str, message: str, texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _root_path(text: str) -> str:
-    """Return a path that begins with a slash and does not end in one, or ""."""
+    """Return "" or a path that begins with a slash and ends without one."""
     path = text.strip("/")
     if not re.fullmatch(r"([\w.~-]+(/[\w.~-]+)*)?", path):
         raise ValueError("it must be a path without host, such as /llm")
@@ -68,15 +68,15 @@ class ServingConfig(Options):
     *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows
     localhost, 127.0.0.1 and [::1]. Default elsewhere: any."""
     root_path: Annotated[str, AfterValidator(_root_path)] = ""
-    """Path at which a proxy shows the server, such as /adafuse, if the proxy leaves it in the paths
-    of requests. Default: none."""
+    """Path at which a proxy shows the server, such as /adafuse, if the paths of requests still have
+    it behind the proxy. Default: none."""
     cors_origins: Annotated[Names, AfterValidator(_origins)] = ()
     """Origins whose pages may use the server from a browser, such as https://app.example.org.
     Default: none but the server's own page."""
     allowed_strategies: Names = ()
-    """Strategies that requests may name, such as mixture or mypackage.mymodule:MyStrategy.
-    Requests use the name of a strategy, never its place. They may always name `single` and the
-    server's own. Default: auto, adafuse and mixture."""
+    """Strategies that requests may name, such as mixture or mypackage.mymodule:MyStrategy. Requests
+    use the name of a strategy, never its place. `single` and the server's own strategy are always
+    allowed. Default: auto, adafuse and mixture."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Maximum bytes of the body of a request."""
     body_timeout: float = Field(default=60.0, gt=0, le=86_400)
@@ -103,8 +103,8 @@ class ServerConfig(ServingConfig):
     """Options of the command that runs the server: those of the server, and where it listens."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Name or address of the interface to listen at. 0.0.0.0 stands for all interfaces, and :: for
-    those with IPv6, too."""
+    """Name or address of the interface to listen at. 0.0.0.0 stands for all interfaces with IPv4,
+    and :: for all interfaces."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen at. With 0, any free port."""
     api_key_file: str | None = Field(default=None, min_length=1)
@@ -115,7 +115,7 @@ class ServerConfig(ServingConfig):
 
 
 def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the API keys of a file, one on each line (``#`` begins a comment), and of a variable.
+    """Return the API keys of a file, one per line (``#`` begins a comment), and of `VARIABLE`.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Statistics of rounds: rounds by member, words per round, agreement."""
+"""Statistics of rounds: shares of members, words per round, agreement."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ class Summary(BaseModel):
         forced: number of forced rounds (`Round.forced`). They count in `rounds` and `seconds` only.
         asked: number of rounds in which each member was asked (`Round.asked`).
         backed: number of rounds in which each member proposed the committed span.
-        decided: number of rounds in which each member was the only one that proposed the committed
-            span.
+        decided: number of rounds in which each member alone proposed the committed span.
         words_per_round: number of rounds that committed 1 word, 2 words and so on (the paper's
             distribution). Forced rounds, and rounds without a word, are absent.
         agreement: share of unanimous rounds among those in which several members proposed
             (`Round.is_unanimous`). None if there are no such rounds.
-        mean_margin: mean margin Δ by member, over the words that it considered (equation 1).
-            Members that considered no words are absent.
+        mean_margin: mean margin Δ (equation 1) by member, over the words that the member
+            considered. Members that considered no words are absent.
         seconds: wall-clock seconds of all rounds.
     """
 
@@ -48,7 +47,7 @@ class Summary(BaseModel):
 
     @classmethod
     def of(cls, rounds: Iterable[Round | Mapping[str, Any]]) -> Summary:
-        """Summarize rounds of one ensemble, or records of them (:func:`record`)."""
+        """Return the statistics of rounds of one ensemble, or of their records (:func:`record`)."""
         records = [each if isinstance(each, Mapping) else record(each) for each in rounds]
         free = [entry for entry in records if not entry["forced"]]
         agreed = [each for entry in records if (each := entry["unanimous"]) is not None]
@@ -80,7 +79,7 @@ def record(done: Round) -> dict[str, Any]:
     """Return a round as plain JSON data, for callbacks, chunks and traces.
 
     It has the fields and properties of `Round`, and the proposers and the score of the committed
-    text. A round that chose among given texts has the ``probability`` of the chosen one, too.
+    text. If the round chose among the ``choices``, it also has the ``probability`` of its choice.
     """
     whole, winner = done.model_dump(mode="json"), done.candidates[done.winner]
     data: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Tests for backends: the rules of `Backend`, as a class to inherit in a test file.
 
-Its method ``member`` returns your backend, as in ``class TestMine(BackendTests)``. Three rules are
-only for members that know whole distributions (`Backend.knows_distributions`).
+Write ``class TestMine(BackendTests)`` with a method ``member`` that returns your backend. Three
+rules are only for members that know whole distributions (`Backend.knows_distributions`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ UNKNOWN = 10**9  # a token id that no vocabulary has
 
 
 class BackendTests:
-    """The rules of a backend. Define `member`; all else has defaults.
+    """The rules of a backend. Define `member`. All other attributes and methods have defaults.
 
     Attributes:
-        texts: texts that the codec must encode exactly. Prompts are made of their tokens.
+        texts: texts that the codec must encode exactly. Prompts consist of their tokens.
         odd_texts: texts that the codec may encode inexactly.
         tolerance: maximum difference of log-probabilities. It is relative for values below -1.
         steps: number of queries in the longest random walk.
@@ -63,14 +63,14 @@ class BackendTests:
     def logits(self, ids: tuple[int, ...]) -> Iterable[float] | None:  # noqa: ARG002
         """Return the logits of all tokens after `ids`, from a forward pass without any cache.
 
-        With None, results are compared with those of new requests to the same backend. Then no test
-        notices a backend that is always wrong in the same way.
+        If the result is None, the tests compare with new requests to the same backend instead. They
+        then overlook a backend that is always wrong in the same way.
         """
         return None
 
     @classmethod
     def check_all(cls) -> tuple[str, ...]:
-        """Run all tests without pytest. Return the names of those that apply to the backend."""
+        """Run all tests without pytest, and return the names of those that apply to the backend."""
         applied = []
         for name in (name for name in vars(BackendTests) if name.startswith("test_")):
             with suppress(SkipTest):
@@ -85,7 +85,7 @@ class BackendTests:
         return bench
 
     def test_texts(self) -> None:
-        """Tokens that are called exact decode to the text, together and one by one."""
+        """If the codec calls tokens exact, they decode to the text, together and one by one."""
         bench = self._bench()
         codec, prompt = bench.codec, bench.prompt
         whole = codec.decode_continuation((), prompt)
@@ -107,7 +107,7 @@ class BackendTests:
         bench = self._bench()
         codec, ends, spelled = bench.codec, bench.member.end_ids, ["</s>", "<|endoftext|>"]
         for end in ends:
-            with suppress(Exception):  # a codec need not decode it
+            with suppress(Exception):  # the codec may refuse it
                 spelled.append(codec.decode_continuation(bench.prompt, [end]))
 
         def encode(text: str) -> list[list[int]]:
@@ -126,17 +126,17 @@ class BackendTests:
         self._bench().walk(self.steps)
 
     def test_failures(self) -> None:
-        """A token that the vocabulary does not have raises an exception, and spoils nothing."""
+        """A token outside the vocabulary raises an exception, and spoils no other result."""
         bench = self._bench()
         if bench.member.is_remote:
             raise SkipTest("the engine sends no such token to a server, which may never answer")
         bench.walk(self.steps // 3, fails=True)
 
     def test_release(self) -> None:
-        """`release` frees what `tree.state` holds, and takes every tree, also twice."""
+        """`release` frees what `tree.state` holds. It accepts every tree, also twice."""
         bench = self._bench()
         bench.release(TokenTree(bench.prompt))
-        for _ in range(self.steps // 2):  # requests leave their room to later ones
+        for _ in range(self.steps // 2):  # later requests need the room of earlier ones
             tree = bench.begin()
             bench.check(bench.query(tree))
             tree.commit([*tree.nodes()][-1])
@@ -148,7 +148,7 @@ class BackendTests:
         assert trace() is None, "after release, the backend still refers to the tree"
 
     def test_masks(self) -> None:
-        """`Node.allowed` restricts listed tokens, `mass` and word ends; other numbers stay."""
+        """`Node.allowed` restricts listed tokens, `mass` and word ends, and no other number."""
         bench = self._bench(full=True)
         for token in bench.words if bench.texts else ():
             got, want = bench.texts[token], bench.codec.decode_continuation(bench.prompt, [token])
@@ -167,7 +167,7 @@ class BackendTests:
         assert wrong <= count / 50, f"{wrong} of {count} draws are wrong"  # noise decides near ties
 
     def test_adjustments(self) -> None:
-        """`TokenTree.changes` changes the logits before anything is computed from them."""
+        """The backend applies `TokenTree.changes` to logits before it uses them."""
         bench = self._bench(full=True)
         (one, two, *_), ends = bench.words, tuple(bench.member.end_ids)
         for bench.adjustment in (
@@ -204,7 +204,7 @@ class _Bench:
         self._where = ""
 
     def walk(self, steps: int, *, fails: bool = False, **ways: bool) -> None:
-        """Let three requests grow, commit, drop nodes and end at random, and check all results."""
+        """Make three requests grow, commit, drop nodes and end at random, and check all results."""
         trees = [self.begin() for _ in range(3)]
         for _ in range(steps):
             for at, tree in enumerate(trees):
@@ -215,7 +215,7 @@ class _Bench:
                     trees[at] = self.begin()
                 elif action < 0.35:
                     tree.commit(self.chance.choice(nodes[1:] or nodes))
-            # ask twice: the second time, everything is known
+            # ask twice, because the backend knows everything the second time
             queries = [self.query(tree, **ways) for tree in self.chance.sample(trees, 2)]
             if fails:
                 self._fail(queries)
@@ -236,7 +236,7 @@ class _Bench:
             assert tree.state is None, f"after release, tree.state is {tree.state!r}"
 
     def _grown(self, tree: TokenTree) -> list[Node]:
-        """Add paths of random tokens to a tree. Return all its nodes, the root first."""
+        """Add paths of random tokens to a tree, and return all its nodes, the root first."""
         nodes = [*tree.nodes()]
         for node in self.chance.sample(nodes, min(2, len(nodes))):
             length = min(self.chance.randint(1, 3), self.room - node.length)
@@ -268,7 +268,7 @@ class _Bench:
         wrong = tree.child(tree.root, UNKNOWN)
         try:
             self.member.evaluate([*queries, base.Query(tree, (tree.root, wrong), (), 2)])
-        except Exception:  # it may have any type
+        except Exception:  # of any type
             del tree.root.children[UNKNOWN]
         else:
             raise AssertionError(f"evaluate returned results for token {UNKNOWN}")
@@ -276,7 +276,7 @@ class _Bench:
     def check(self, *queries: base.Query) -> list[base.QueryResult]:
         """Evaluate queries in one call, and compare the results with the expected ones."""
         if self.chance.random() < 0.5:
-            self.member.read_piece([query.tree for query in queries])  # it changes no result
+            self.member.read_piece([query.tree for query in queries])  # a piece changes no result
         results: list[base.QueryResult] = list(self.member.evaluate(list(queries)))
         check_results(self.member.name, queries, results)
         for query, result in zip(queries, results, strict=True):
@@ -293,7 +293,7 @@ class _Bench:
         return results
 
     def _anew(self, query: base.Query) -> base.QueryResult:
-        """Return the result of a query, from a new request for each of its nodes."""
+        """Return the result of a query, from a new request for every node."""
         old, results = query.tree, list[base.QueryResult]()
         for node in (*query.evaluate, *query.score):
             start = node if len(results) < len(query.evaluate) else node.parent or old.root

@@ -1,7 +1,7 @@
 """The `adafuse` command: parse the flags, call the engine, print the result.
 
 Exit codes: 0 success; 1 unexpected failure, failed lines (`run`), or members that cannot work
-together (`info`); 2 unusable input, option or model; 130 interrupted.
+together (`info`); 2 unusable input, option or model; 130 interruption.
 
 Importing this package loads neither torch nor transformers.
 """
@@ -34,22 +34,22 @@ COMMANDS: Final = {
     "tune": "find the best members and options, and test them against the best member alone",
     "info": "describe models and check whether they can work together",
 }
-"""The commands, each with what it does. Each is a module of this package."""
+"""The commands, and what they do. Every command is a module of this package."""
 
 
 def main() -> None:
     """Run the command `adafuse` with the arguments of this process, and exit."""
-    # Imports and loading create more than 600,000 objects, almost all of which stay. To visit them
-    # again and again would take a third of the CPU time of `adafuse ask` with embedded members.
+    # Imports and loading create more than 600,000 objects, almost all of which stay. If the garbage
+    # collector visited them again and again, `adafuse ask` would take half as much CPU time again.
     gc.disable()
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # it is closed
+        if getattr(sys, name) is None:  # the stream is closed
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: PTH123, SIM115
         if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
         sys.exit(run(sys.argv[1:]))
-    except ImportError as error:  # only of a command's module
+    except ImportError as error:  # from the import of a command's module
         package = (error.name or "").partition(".")[0]
         sys.stderr.write(f"error: the command line needs {package}: {install_command('cli')}\n")
         sys.exit(2)
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit code.
 
     Raises:
-        SystemExit: the arguments ask for help or the version, or cannot be used.
+        SystemExit: the arguments ask for help or the version, or are unusable.
     """
     if arguments and arguments[0] in COMMANDS:
         return load(arguments[0]).run(arguments[1:])

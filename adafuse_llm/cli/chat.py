@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "/help": "show this list",
     "/quit": "end (or Ctrl-D)",
 }
-"""Commands of the conversation, with what they do."""
+"""Commands within the conversation, and what they do."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -62,7 +62,7 @@ def _lines() -> Iterator[str]:
     if sys.stdin.isatty():
         prompt = "> "
         with suppress(ImportError):
-            import readline  # lets `input` edit lines and recall earlier ones
+            import readline  # so that `input` can edit lines and recall earlier ones
 
             readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one input
     while True:
@@ -73,14 +73,14 @@ def _lines() -> Iterator[str]:
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
-            sys.stdout.write("\n")  # the line is dropped
+            sys.stdout.write("\n")  # Ctrl-C drops the line
             continue
         if line.strip():
             yield line
 
 
 class _Conversation:
-    """A conversation with an ensemble. The retriever finds passages for every question."""
+    """A conversation with an ensemble. A retriever, if any, finds passages for every question."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class _Conversation:
         self._sent: list[dict[str, str]] = []
 
     def take(self, line: str) -> bool:
-        """Obey a command, or answer a message. Return False if the conversation ends.
+        """Obey a command or answer a message, and return whether the conversation goes on.
 
-        An error is printed, and the conversation goes on without the message.
+        After an error, it prints the error and goes on without the message.
         """
         name, *rest = line.split()
         if name == "/quit":
@@ -111,7 +111,7 @@ class _Conversation:
         try:
             if name in COMMANDS:
                 self._obey(name, rest)
-            elif name.startswith("/") and "/" not in name[1:]:  # no path
+            elif name.startswith("/") and "/" not in name[1:]:  # not a path
                 raise InvalidInputError(f"there is no {name}. Commands: {', '.join(COMMANDS)}.")
             else:
                 self._messages.append({"role": "user", "content": line})
@@ -151,9 +151,9 @@ class _Conversation:
             show(display.summary(self._answer))
 
     def _reply(self) -> None:
-        """Answer the last message. Ctrl-C ends the answer, which stays in the conversation.
+        """Answer the last message. After Ctrl-C, the text so far becomes the answer.
 
-        Without any text, neither of them stays.
+        Without any text, the message leaves the conversation, too.
         """
         self._sent = [*self._messages]
         asked = [message["content"] for message in self._messages if message["role"] == "user"][-2:]

@@ -37,11 +37,11 @@ from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import AUTO, NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
-"""Exit codes other than 0. The docstring of `adafuse_llm.cli` explains them."""
+"""Exit codes other than 0, which the docstring of `adafuse_llm.cli` explains."""
 
 STOPPED = "interrupted"
 RESUMABLE = "interrupted: run the same command again to resume"
-"""What commands print on stderr after Ctrl-C."""
+"""Texts that commands print on stderr after Ctrl-C."""
 
 DECODING: Final = {
     "max_new_tokens": (
@@ -59,7 +59,7 @@ DECODING: Final = {
     "json_schema": ("--json-schema FILE", "JSON schema that the response fits."),
     "choices": ("--choice TEXT", "Text that the response may be. Repeatable; the likeliest wins."),
 }
-"""Options of `AdaFuseConfig` with a flag in every command that decodes: the flag and its help."""
+"""Flags of every command that decodes, with their help, by option of `AdaFuseConfig`."""
 
 REPEATABLE: Final = ("models", "docs", "options", "stop", "use", "choices")
 """Names of flags that can be repeated."""
@@ -72,18 +72,18 @@ FIELDS: Final = {
     **RuntimeConfig.model_fields,
     **ServerConfig.model_fields,
 }
-"""What commands can set, by name."""
+"""All fields that flags of commands can set, by name."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the shared flags set.
+    """The settings from the shared flags.
 
     Attributes:
-        file: models, loading settings and options: of the flags, else of the file of --config, else
-            of the command. Options that the command refuses are absent.
+        file: models, loading settings and options, from the flags, or else from the file of
+            --config, or else the command's defaults. Options that the command refuses are absent.
         threads: number of CPU threads for the members; None for the default of --threads.
-        trust_remote_code: whether code that comes with a model may run.
+        trust_remote_code: whether to run code that comes with a model.
         debug: whether to show tracebacks and the logs of libraries.
     """
 
@@ -94,7 +94,7 @@ class Setup:
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a schema, a regular expression or a grammar determines the response's form."""
+        """Whether a schema, a regular expression or a grammar sets the form of the response."""
         return any(getattr(self.file, name) is not None for name in GRAMMARS)
 
     @property
@@ -104,20 +104,20 @@ class Setup:
         return all(Path(spec.path).resolve() in embedded for spec in self.file.members)
 
     def identity(self, config: AdaFuseConfig) -> dict[str, Any]:
-        """Return what the answers of a run depend on, as JSON data."""
+        """Return the models and settings on which the answers of a run depend, as JSON data."""
         models = list(self.file.models) or "embedded"
         return {"models": models, **self.file.loading, **config.model_dump(mode="json")}
 
     def display(self, engine: AdaFuseEngine) -> Display:
-        """Return the display of the members that decode, on stdout."""
+        """Return a display on stdout for the members that decode."""
         members = [*engine.config.member_weights(engine.members)]
         console = stdout_console()
         return Display(members, console, engine.strategy.name, forced=self.has_grammar)
 
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
-        """Load the ensemble, without a word of the libraries. The caller closes it.
+        """Load the ensemble, and silence other libraries. The caller closes the engine.
 
-        The options of decoding are those of `file`, if `config` is None.
+        If `config` is None, the options of decoding are those of `file`.
         """
         members = [
             spec.model_copy(update={"threads": self.threads})
@@ -142,7 +142,7 @@ class Setup:
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             elif self.is_embedded and "OMP_NUM_THREADS" not in os.environ:
-                torch.set_num_threads(1)  # more gain little on an idle machine, and lose on a busy
+                torch.set_num_threads(1)  # more threads gain little, and lose on a busy machine
             engine = AdaFuseEngine.from_pretrained(
                 members,
                 config=config or self.file.config,
@@ -150,22 +150,22 @@ class Setup:
                 trust_remote_code=self.trust_remote_code,
                 **self.file.loading,
             )
-        if not gc.isenabled():  # `main` has paused it
-            gc.freeze()  # it never visits the objects that exist now
+        if not gc.isenabled():  # because `main` has disabled it
+            gc.freeze()  # so it never visits the objects that exist now
             gc.enable()
         return engine
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with the nearest name for an unknown flag."""
+    """A parser with errors of one line, which suggest the nearest name for an unknown flag."""
 
     def flag(self, usage: str, text: str = "", **settings: Any) -> None:
-        """Add a flag. A flag with the name of an option sets the option.
+        """Add a flag. If it has the name of an option, it sets this option.
 
         Args:
-            usage: the flag, and the name of its value if it has one, such as ``--trials N``. The
-                value of FILE or PATH is a `Path`, and that of N a whole number from 1.
-            text: the help; that of the option if it is empty. The default is added.
+            usage: the flag, and the name of its value if it has one, such as ``--trials N``. FILE
+                and PATH stand for a `Path`, and N for a whole number from 1.
+            text: the help; by default that of the option. The flag's default is added.
             **settings: other settings of `add_argument`.
         """
         flag, _, value = usage.partition(" ")
@@ -184,13 +184,13 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(flag, help=text, **settings)
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Return the values of the flags, which may stand before and after other arguments."""
+        """Return the values of all flags. They may stand before or after other arguments."""
         flags, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
             flag = unknown[0].partition("=")[0]
             option = flag.strip("-").replace("-", "_")
             known = self._option_string_actions
-            hint = nearest(flag, known, similarity=0.75)  # with less, --strategy for --trace
+            hint = nearest(flag, known, similarity=0.75)  # less suggests --strategy for --trace
             hint = f" Use -o {option}=VALUE" if option in FIELDS else hint
             self.error(f"unknown argument {flag}.{hint}")
         return flags
@@ -202,17 +202,17 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """A command: a function with its flags.
+    """A command: a function and its flags.
 
     Attributes:
         function: the function, which returns the exit code. Its docstring is the help.
-        add_flags: function that adds the flags of this command only to a parser.
+        add_flags: function that adds the command's own flags to a parser.
         arguments: the arguments that are no flags, for the help.
         kinds: classes of the options that ``-o`` can set. Without any, the command takes no
             members and no options of decoding, and ignores those of a configuration file.
-        refused: options that the command allows only with their default, with the reasons.
-        defaults: options with a different default in this command.
-        unused: options that change nothing here: only a configuration file may have them.
+        refused: options that must have their default in this command, with the reasons.
+        defaults: the command's own defaults of options.
+        unused: options without effect in this command. Only a configuration file may set them.
     """
 
     function: Callable[[Setup, argparse.Namespace], int]
@@ -224,7 +224,7 @@ class Command:
     unused: Collection[str] = ()
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the command, and return its exit code. Print an exception as one line on stderr."""
+        """Run the command, and return its exit code. Print exceptions in one line on stderr."""
         flags = self.parser().read(arguments)
         try:
             code = self.function(self._setup(flags), flags)
@@ -297,7 +297,7 @@ class Command:
         """Return the values of the shared flags.
 
         A flag overrides the file of --config, which overrides the command's defaults. A flag for
-        the form of the response (`CONSTRAINTS`) overrides all options of this kind in the file.
+        the form of the response (`CONSTRAINTS`) overrides all such options in the file.
         """
         file = ConfigFile() if flags.config is None else read_config(flags.config)
         typed = self._typed(flags)
@@ -340,7 +340,7 @@ def _only(kind: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positive(text: str) -> int:
-    """Parse the value of a flag that is a whole number from 1."""
+    """Return a flag's text as a whole number from 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more; got {number}")
@@ -348,10 +348,10 @@ def positive(text: str) -> int:
 
 
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
-    """Return the name and the value of ``NAME=VALUE``. The value is YAML, unless it must be text.
+    """Return the name and the value in ``NAME=VALUE``. Unless an option needs text, VALUE is YAML.
 
     Raises:
-        InvalidOptionError: the text has another form, or the name is not allowed.
+        InvalidOptionError: the text has another form, or the name is not in `allowed`.
     """
     name, _, value = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -372,7 +372,7 @@ def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
 
 
 def unescaped(text: str) -> str:
-    r"""Replace the escapes ``\n``, ``\t`` and ``\\`` in the value of a flag."""
+    r"""Return a flag's value without the escapes ``\n``, ``\t`` and ``\\``."""
     escapes = {"n": "\n", "t": "\t", "\\": "\\"}
     return re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], text)
 
@@ -380,7 +380,7 @@ def unescaped(text: str) -> str:
 def _described(error: Exception) -> tuple[str, int]:
     if isinstance(error, AdaFuseError):
         return str(error), UNUSABLE
-    if isinstance(error, OSError) and error.strerror:  # a full disk has no file name
+    if isinstance(error, OSError) and error.strerror:  # the error of a full disk has no file name
         named = "" if error.filename is None else f"{error.filename}: "
         return f"{named}{error.strerror}", UNUSABLE
     return f"{type(error).__name__}: {error} (unexpected; --debug shows the traceback)", FAILED

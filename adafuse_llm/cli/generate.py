@@ -76,7 +76,7 @@ def generate(setup: Setup, flags: Namespace) -> int:
 
 
 def _request(flags: Namespace) -> dict[str, Any]:
-    """Return the arguments for `AdaFuseEngine.stream`. The prompt ``-`` stands for stdin."""
+    """Return arguments for `AdaFuseEngine.stream`. The prompt ``-`` stands for stdin."""
     if flags.prompt == "-":
         try:
             flags.prompt = sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n")

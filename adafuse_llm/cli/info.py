@@ -33,15 +33,15 @@ PROBES: Final = {
     "invisible characters": " co\u00adop a\u200bb",
     "tabs and Windows line ends": " a\tb\r\nc",
 }
-"""Texts that a tokenizer should preserve, because a member cannot score what it changes."""
+"""Texts that a tokenizer should preserve, because a member cannot score changed text."""
 
 
 FIRST_TOKENS: Final = 5
-"""Number of tokens of a conversation that are shown."""
+"""Number of tokens of a conversation that the command shows."""
 
 
 class Finding(NamedTuple):
-    """A finding about a member, or several joined by ``+``. With a problem, it cannot work."""
+    """A finding about a member, or about several joined by ``+``. A problem rules them out."""
 
     level: Literal["problem", "warning"]
     member: str
@@ -196,7 +196,7 @@ def _print(facts: Sequence[dict[str, Any]], findings: Sequence[Finding], verdict
         console.print(table)
     for finding in findings:
         style = "red" if finding.level == "problem" else "yellow"
-        named = finding.text.startswith("member ")  # errors name the member themselves
+        named = finding.text.startswith("member ")  # errors already name the member
         text = finding.text if named else f"{finding.member}: {finding.text}"
         line = Text(f"{finding.level}: ", style).append(printable(text), "default")
         console.print(line, soft_wrap=True)

@@ -37,7 +37,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def add_prompt(parser: Parser) -> None:
-    """Add the flags for the prompt of a question, and for results that exist."""
+    """Add the flags for the prompt of a question, and for existing results."""
     parser.flag("--prompts FILE", "Text with instructions and examples before every question.")
     parser.flag(
         "--template TEXT",
@@ -90,7 +90,7 @@ def run(setup: Setup, flags: Namespace) -> int:
             progress = stack.enter_context(progress_bar())
             results.begin(identity, afresh=not done)
             task = progress.add_task("answers", total=len(lines), completed=len(answered))
-            stack.callback(cancel.set)  # if this thread fails, the lines that run end at once
+            stack.callback(cancel.set)  # if this thread fails, running lines end at once
             answer = partial(_answer, engine, form, chat=chat, rounds=rounds, cancel=cancel)
             running = takewhile(lambda _line: not cancel.is_set(), todo)
             records = filter(None, in_order(answer, running, setup.file.runtime.max_requests))
@@ -113,7 +113,7 @@ def run(setup: Setup, flags: Namespace) -> int:
 def _divide(
     lines: Sequence[Line], done: Sequence[dict[str, Any]]
 ) -> tuple[dict[int, str | None], list[Line]]:
-    """Return the errors of the lines that are done, by number, and the lines to answer."""
+    """Return the errors (or None) of finished lines, by number, and the lines to answer."""
     errors = {record["line"]: record.get("error") for record in done}
     todo = [
         line
@@ -142,7 +142,7 @@ def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> No
 def _answer(
     engine: AdaFuseEngine, form: str, line: Line, *, chat: bool, rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
-    """Return the result of a line, or None if the run was interrupted. `form`: `prompt_form`."""
+    """Return the result of a line; None if the run was interrupted. `form`: see `prompt_form`."""
     record: dict[str, Any] = {
         "line": line.number,
         "question": line.question,
@@ -156,7 +156,7 @@ def _answer(
     if line.messages is None:
         request = put(form.replace("{question}", line.question or ""), chat=chat)
     if (seed := engine.config.seed) is not None:
-        # with one seed for all lines, the answers would depend on each other
+        # every line has its own seed, so that answers do not depend on each other
         request["seed"] = derived_seed(seed, f"question {line.number}")
     try:
         generation = engine.generate(**request, cancel=cancel)

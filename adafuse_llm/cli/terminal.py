@@ -1,4 +1,4 @@
-"""The terminal: consoles, growing answers, progress, Ctrl-C, JSON, a full disk."""
+"""Use the terminal: consoles, growing answers, progress, Ctrl-C, JSON, a full disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adafuse_llm.report.styles import printable, reasoning_length
 from adafuse_llm.report.terminal import Display
 
 CONTROLS = re.compile(r"[\x7f-\x9f]")
-"""Control characters that JSON does not require to be escaped. They could control a terminal."""
+"""Control characters that JSON need not escape, but that could control a terminal."""
 
 
 def stdout_console() -> Console:
@@ -48,7 +48,7 @@ def one_line(text: str) -> str:
 
 
 def show_stream(display: Display, events: Iterator[StreamEvent]) -> Generation:
-    """Print a response as it grows, in the colors of the members, and return it."""
+    """Print a response as it grows, in the colors of the members, and return the generation."""
     text = ""
 
     def show(event: StreamEvent) -> None:
@@ -69,7 +69,7 @@ def show_stream(display: Display, events: Iterator[StreamEvent]) -> Generation:
 def last(
     events: Iterator[StreamEvent], show: Callable[[StreamEvent], object] = lambda _event: None
 ) -> Generation:
-    """Read a stream to its end, show each event, and return the generation.
+    """Read a stream to its end, call `show` for every event, and return the generation.
 
     Until the first event, a terminal shows a spinner.
     """
@@ -85,7 +85,7 @@ def last(
 
 @contextmanager
 def cancel_on_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets. A second Ctrl-C interrupts immediately."""
+    """Yield an event that the first Ctrl-C sets. The second one interrupts immediately."""
     cancel = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -103,7 +103,7 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
 
 
 def print_json(value: object) -> None:
-    """Print one line of JSON without control characters, in ASCII unless stdout is Unicode."""
+    """Print a value as one line of JSON without control characters; in ASCII if stdout needs it."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     text = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
@@ -111,7 +111,7 @@ def print_json(value: object) -> None:
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on stderr. It is hidden unless stderr is a terminal."""
+    """Return a progress bar on stderr, which is hidden unless stderr is a terminal."""
     console = stderr_console()
     return Progress(
         *Progress.get_default_columns(),

@@ -1,11 +1,11 @@
-"""Evaluation: which members and options answer a user's questions best, and public benchmarks.
+"""Find out which members and options answer a user's questions best, and run public benchmarks.
 
 tuning      search for members and options, and test them on held-out questions
 comparison  compare two systems on the same questions
-confidence  fit a calibration, and measure what it is worth
-decisions   fit decisions, and measure what they are worth
+confidence  fit and measure a calibration of confidences
+decisions   fit and measure a calibration of typed questions
 exact_match compare answers with accepted answers
 lm_eval     make the engine a model of lm-evaluation-harness
 files       read test sets, write results, and resume interrupted runs
-parallel    several questions at the same time
+parallel    answer several questions at the same time
 """

@@ -4,11 +4,10 @@ Every answer is right or wrong. The p-value is that of McNemar's exact test, and
 contains all differences that this test does not reject. So the interval excludes 0 if and only if
 p < 0.05.
 
-The test can be seen as one about random subsets of the questions, which contain each question with
-probability one half. If both systems are equally good, the difference on a random subset is as
-likely to be above as below the true difference (Hartigan, "Using Subsample Values as Typical
-Values", 1969). The interval therefore leaves out the lowest and the highest 2.5 % of the
-differences on all subsets.
+Another view of the test is one of random subsets, which contain every question with probability one
+half. The difference on a random subset is as likely to be above as below the true difference
+(Hartigan, "Using Subsample Values as Typical Values", 1969). The interval therefore leaves out the
+lowest and the highest 2.5 % of the differences on all subsets.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from adafuse_llm.errors import InvalidInputError
 __all__ = ["Comparison", "Score", "compare", "mcnemar", "share"]
 
 SIGNIFICANT = 0.05
-"""The significance level: a difference is significant if its p-value is below this."""
+"""The significance level: a difference with a p-value below it is significant."""
 
 Z_LEVEL, Z_POWER = 1.96, 0.84
-"""Quantiles of the normal distribution: a two-sided test at 5 %, and a power of 80 %."""
+"""Quantiles of the normal distribution for a two-sided test at 5 % with a power of 80 %."""
 
 
 class Score(BaseModel):
@@ -59,12 +58,12 @@ class Comparison(BaseModel):
         questions: number of questions that both systems answered.
         ours, theirs: the scores of the two systems in percent.
         difference: ours minus theirs in percentage points, with its 95 % interval: all differences
-            that the test does not reject. With five questions or fewer, it rejects nothing. If no
-            answer differs, the bounds are the largest shares of which none may be seen.
-        p_value: two-sided p-value, that is, the probability of a difference at least this large if
-            both systems were equally good.
-        needed: about how many questions would show a difference as large as this one, at p < 0.05
-            in four of five attempts. None without a difference.
+            that the test does not reject. With five questions or fewer, it rejects none. If no
+            answer differs, the bounds are those of `unseen`.
+        p_value: two-sided p-value: the probability of a difference at least this large if both
+            systems are equally good.
+        needed: about how many questions would show a difference of this size at p < 0.05 in four of
+            five attempts. None without a difference.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -91,7 +90,7 @@ class Comparison(BaseModel):
 
 
 def compare(metric: str, ours: Sequence[bool], theirs: Sequence[bool]) -> Comparison:
-    """Compare two systems, by whether their answers to the same questions are right.
+    """Compare two systems. Their answers to the same questions are right (True) or wrong.
 
     Raises:
         InvalidInputError: the systems have different numbers of answers, or none.
@@ -126,8 +125,8 @@ def compare(metric: str, ours: Sequence[bool], theirs: Sequence[bool]) -> Compar
 def mcnemar(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    It is twice the smaller tail of the binomial distribution that `wins`, the number of questions
-    that only the first system answers right, has if both are equally good; at most 1.
+    `wins` and `losses` count the questions that only one of the systems answers right. The p-value
+    is twice the smaller tail of the distribution of `wins` between equal systems, and at most 1.
     """
     total = wins + losses
     tail = sum(math.comb(total, each) for each in range(min(wins, losses) + 1))
@@ -135,7 +134,7 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def unseen(answers: int) -> float:
-    """Return the largest share of which none is seen in `answers` answers in 2.5 % of all cases."""
+    """Return the share of which `answers` answers contain none with a probability of 2.5 %."""
     return float(1 - 0.025 ** (1 / answers))
 
 
@@ -149,7 +148,7 @@ def share(hits: int, total: int, tail: float = 0.025) -> Score:
 
 
 def _lowest_share(hits: int, total: int, tail: float) -> float:
-    """Return the share of which `hits` or more are seen with probability `tail`, by bisection."""
+    """Return the share that gives `hits` or more with probability `tail`, by bisection."""
     counts, ways = np.arange(hits, total + 1), _log_ways(total)[hits:]
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
@@ -160,7 +159,7 @@ def _lowest_share(hits: int, total: int, tail: float) -> float:
 
 
 def _log_ways(total: int) -> NDArray[np.float64]:
-    """Return the logarithms of the numbers of ways to choose 0, 1, ... of `total`, [total + 1]."""
+    """Return the log number of ways to choose 0, 1, ... of `total` things, [total + 1]."""
     factorials = np.append(0.0, np.cumsum(np.log(np.arange(1, total + 1))))
     ways: NDArray[np.float64] = factorials[-1] - factorials - factorials[::-1]
     return ways
@@ -169,8 +168,8 @@ def _log_ways(total: int) -> NDArray[np.float64]:
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     """Return the bounds of the differences on random subsets, without 2.5 % at either end.
 
-    `wins`, `losses` and `ties` are the numbers of questions with a difference of 1, -1 and 0. The
-    empty subset agrees with every difference, so it counts at both ends.
+    `wins`, `losses` and `ties` count the questions with a difference of 1, -1 and 0. The empty
+    subset agrees with every difference, so it counts at both ends.
     """
     if not wins and not losses:
         return -unseen(ties), unseen(ties)
@@ -183,10 +182,10 @@ def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     )
     gained, size = np.subtract.outer(won, lost), np.add.outer(won, lost)
     weights = np.outer(of_won, of_lost)
-    fewer = np.append(0.0, np.cumsum(of_tied))  # probability of fewer ties than 0, 1, ...
+    fewer = np.append(0.0, np.cumsum(of_tied))  # P(fewer ties than 0, 1, ...)
 
     def at_most(difference: float) -> float:
-        """Return the probability of the subsets, but the empty one, with no larger difference."""
+        """Return the probability of a difference up to this one, without the empty subset."""
         if not difference:
             return float(weights[gained <= 0].sum()) - empty
         ties_at_equality = gained / difference - size

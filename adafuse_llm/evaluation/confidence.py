@@ -1,4 +1,4 @@
-"""Fit a calibration on labeled answers, and measure on other answers what it is worth."""
+"""Fit a calibration on labeled answers, and measure its quality on other answers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["Coverage", "Reliability", "calibrate", "fit", "predicted", "reliabil
 Array = NDArray[np.float64]
 
 FEWEST, FEWEST_OF_A_KIND = 50, 5
-"""Minimum number of answers, and of right and of wrong ones."""
+"""Minimum numbers of answers, and of right and wrong ones among them."""
 
 RIDGE = 1.0
 """Penalty of the squared coefficients, for features with a standard deviation of 1."""
 
 STEPS = 50
-"""Maximum number of Newton steps. They stop once none changes a coefficient."""
+"""Maximum number of Newton steps. Once a step changes no coefficient, they stop."""
 
 FOLDS, GROUPS = 10, 5
 """Number of folds of the cross-validation, and of groups for the calibration error."""
 
 
 class Coverage(BaseModel):
-    """How many of the surest answers are right.
+    """The accuracy of the surest answers.
 
     Attributes:
-        answered: share of the questions that are answered, in percent.
-        confidence: the lowest confidence among these answers.
-        right: share of right answers among them.
+        answered: share of the questions with one of these answers, in percent.
+        confidence: the lowest confidence of these answers.
+        right: share of right answers among these.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,15 +47,15 @@ class Coverage(BaseModel):
 
 
 class Reliability(BaseModel):
-    """What a confidence is worth, measured on answers that it was not fitted on.
+    """The quality of confidences, measured on answers to which they were not fitted.
 
     Attributes:
-        calibration: what gives the confidence, fitted on all answers. None if it is not known.
+        calibration: the calibration, fitted on all answers; None if unknown.
         questions: number of answers.
         area: area under the ROC curve, in percent: how often a right answer has a higher confidence
             than a wrong one. The interval is DeLong's.
-        error: mean difference between the confidence and the share of right answers, in points, in
-            groups of the same size, ordered by confidence.
+        error: mean difference between confidence and share of right answers, in percentage points,
+            over groups of equal size in the order of confidence.
         curve: accuracy against coverage, from the surest tenth to all answers.
     """
 
@@ -79,11 +79,11 @@ def calibrate(
     Args:
         strategy: name of the strategy that answered.
         members: names of the members that answered.
-        rows: `adafuse_llm.calibration.features` of each answer. Answers without are left out.
+        rows: `adafuse_llm.calibration.features` of each answer. Answers with None do not count.
         rights: whether each answer is right.
 
     Raises:
-        InvalidInputError: there are too few answers.
+        InvalidInputError: there are too few right or wrong answers.
     """
     known = [(row, right) for row, right in zip(rows, rights, strict=True) if row is not None]
     rows, rights = [row for row, _ in known], [right for _, right in known]
@@ -94,7 +94,7 @@ def calibrate(
             f"right and {FEWEST_OF_A_KIND} wrong; got {hits} right and {len(rows) - hits} wrong"
         )
     table, right = np.array(rows, dtype=np.float64), np.array(rights, dtype=bool)
-    fold = np.empty(len(rows), dtype=np.int64)  # each has its share of right answers
+    fold = np.empty(len(rows), dtype=np.int64)  # equal shares of right answers
     order = np.lexsort((np.random.default_rng(1).random(len(rows)), right))
     fold[order] = np.arange(len(rows)) % FOLDS
     confidences = np.empty(len(rows))
@@ -115,7 +115,7 @@ def calibrate(
 
 
 def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliability:
-    """Measure what confidences are worth. There must be right and wrong answers."""
+    """Measure the quality of confidences. There must be right and wrong answers."""
     sure, right = np.array(confidences, dtype=np.float64), np.array(rights, dtype=bool)
     return Reliability(
         questions=len(sure),
@@ -126,14 +126,14 @@ def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliabi
 
 
 def calibration_error(sure: Array, right: NDArray[np.bool_]) -> float:
-    """Return the mean difference in points, as in `Reliability`."""
+    """Return the calibration error, in percentage points (``Reliability.error``)."""
     groups = np.array_split(np.argsort(-sure, kind="stable"), GROUPS)
     error = sum(len(group) * abs(sure[group].mean() - right[group].mean()) for group in groups)
     return 100 * float(error) / len(sure)
 
 
 def curve(sure: Array, right: NDArray[np.bool_]) -> tuple[Coverage, ...]:
-    """Return the accuracy of the surest answers, from a tenth to all."""
+    """Return the accuracy of the surest tenth of the answers, the surest two tenths, and so on."""
     order, found = np.argsort(-sure, kind="stable"), []
     for answered in range(10, 101, 10):
         chosen = order[: math.ceil(len(order) * answered / 100)]
@@ -149,7 +149,7 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
     coefficients of the standardized features.
     """
     center, scale = table.mean(axis=0), table.std(axis=0)
-    scale[scale < 1e-6] = 1.0  # all answers have the same value
+    scale[scale < 1e-6] = 1.0  # the feature is the same in all answers
     standard = (table - center) / scale
     known = np.column_stack((np.ones(len(table)), standard))
     penalty = np.diag([0.0, *[RIDGE] * table.shape[1]])
@@ -167,7 +167,7 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
 
 
 def predicted(table: Array, coefficients: Array) -> Array:
-    """Return the confidences of answers with these features, [answers]."""
+    """Return the confidences, [answers], of a table of features."""
     confidences: Array = 0.5 + 0.5 * np.tanh(0.5 * (coefficients[0] + table @ coefficients[1:]))
     return confidences
 
@@ -181,6 +181,6 @@ def area(sure: Array, right: NDArray[np.bool_]) -> Score:
     if min(sizes) > 1:
         parts = [wins.mean(axis=axis).var(ddof=1) / sizes[1 - axis] for axis in (0, 1)]
         reach = 1.96 * math.sqrt(sum(parts))
-    edge = unseen(min(sizes))  # where all pairs are in order, the variance is 0
+    edge = unseen(min(sizes))  # if all pairs are in order, the variance is 0
     low, high = min(value - reach, 1 - edge), max(value + reach, edge)
     return Score(value=100 * value, low=100 * max(0.0, low), high=100 * min(1.0, high))

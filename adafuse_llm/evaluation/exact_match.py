@@ -1,7 +1,7 @@
-"""Metrics by which an answer is right or wrong.
+"""Metrics that decide whether an answer is right.
 
 exact_match  equality after SQuAD's normalization
-contains     whether the answer has an accepted answer in it, for answers in sentences
+contains     whether the answer, such as a sentence, has an accepted answer in it
 number       equality of the final numbers
 verbatim     equality character by character
 """
@@ -35,15 +35,15 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalize(text: str) -> str:
     """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces.
 
-    A text of which nothing would be left, such as "A" or "---", is only converted to lower case.
-    Otherwise it would count as an empty answer.
+    If nothing would be left of a text, such as "A" or "---", it is only converted to lower case.
+    Otherwise, it would count as an empty answer.
     """
     plain = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join((plain if plain.strip() else text.lower()).split())
 
 
 def exact_match(answer: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer equals an accepted one after normalization."""
+    """Return whether an answer equals an accepted answer after normalization."""
     normal = normalize(answer)
     return any(normal == normalize(each) for each in accepted)
 
@@ -51,8 +51,8 @@ def exact_match(answer: str, accepted: Iterable[str]) -> bool:
 def contains(answer: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer, such as a sentence, has the words of an accepted answer in it.
 
-    An answer with the word "or" lists possibilities and does not count, unless the accepted answer
-    has this word. "It was not Ada Brook" and a list without "or" count.
+    An answer with the word "or" lists possibilities and is wrong, unless the accepted answer has
+    this word. "It was not Ada Brook" and a list without "or" are right.
     """
     text = f" {normalize(answer)} "
     found = [words for each in accepted if (words := f" {normalize(each)} ") in text]
@@ -60,7 +60,7 @@ def contains(answer: str, accepted: Iterable[str]) -> bool:
 
 
 def verbatim(answer: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer equals an accepted one character by character."""
+    """Return whether an answer equals an accepted answer character by character."""
     return answer in tuple(accepted)
 
 
@@ -76,7 +76,7 @@ _NUMBER = re.compile(
 def final_number(text: str) -> Decimal | None:
     r"""Return the final number of a solution, or None if the text has no number.
 
-    If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of the
+    If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of this
     line counts: the first number after its last "=", or else its first number. Otherwise, the last
     number of the text counts. A number may have commas between thousands, a currency sign,
     decimals and a minus sign. Fractions are not supported.
@@ -99,19 +99,19 @@ def _numbers(text: str) -> list[Decimal]:
 
 
 def number(answer: str, accepted: Iterable[str]) -> bool:
-    """Return whether the final number of an answer equals that of an accepted one."""
+    """Return whether the final number of an answer equals that of an accepted answer."""
     value = final_number(answer)
     return value is not None and any(value == final_number(each) for each in accepted)
 
 
 def first_line(text: str) -> str:
-    """Return the first line that is not blank. Base models write more after their answer."""
+    """Return the first line that is not blank, because base models go on after their answer."""
     return next(iter(text.strip().splitlines()), "").strip()
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How to read an answer from a response without its reasoning, and whether it is right."""
+    """Reads the answer from a response without reasoning, and decides whether it is right."""
 
     read: Callable[[str], str]
     is_right: Callable[[str, Sequence[str]], bool]
@@ -123,11 +123,11 @@ METRICS: Mapping[str, Metric] = {
     "number": Metric(str, number),
     "verbatim": Metric(final_answer, verbatim),
 }
-"""Every metric by its name."""
+"""The metrics, by name."""
 
 
 def load_metric(name: str) -> Metric:
-    """Return the metric with the given name, or raise `InvalidInputError`."""
+    """Return the metric `name`, or raise `InvalidInputError`."""
     if name not in METRICS:
         raise InvalidInputError(
             f"there is no metric {name!r}.{nearest(name, METRICS)} Metrics: {', '.join(METRICS)}."

@@ -1,4 +1,4 @@
-"""Read test sets and write results as JSON Lines; resume interrupted runs."""
+"""Read test sets and write results as JSON Lines, and resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line:
     Attributes:
         number: the line's number, from 1.
         question: the question, or the last user message of `messages`; None if the line has none.
-        messages: the conversation to answer; None if the line has a question instead.
+        messages: the conversation to answer; None if the line has only a question.
         label: the accepted answer or answers, as in the file.
         problem: why the line cannot be used; None if it can.
         item: all that the line has, by name.
@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def question_form(header: str, default: str = QUESTION_FORM) -> str:
-    """Return a question template in the form of the last example in a prompt, or `default`."""
+    """Return the form of the last example in a prompt as a template, or `default`."""
     _, begins, example = f"\n{header}".rpartition("\nQuestion:")
     if not begins:
         return default
@@ -58,14 +58,14 @@ def question_form(header: str, default: str = QUESTION_FORM) -> str:
 
 
 def prompt_form(prompts: Path | None, template: str | None) -> str:
-    """Return the prompt of a question, with ``{question}`` in the place of the question.
+    """Return the template of a prompt, with ``{question}`` in the place of the question.
 
     Args:
-        prompts: file with instructions and examples to put before every question, or None.
-        template: template of a question. None for the form of the examples.
+        prompts: file with instructions and examples that precede every question, or None.
+        template: template of a question; None to write it in the form of the examples.
 
     Raises:
-        InvalidInputError: the file is not text, or the template lacks ``{question}``.
+        InvalidInputError: the file is not UTF-8, or the template lacks ``{question}``.
     """
     header = "" if prompts is None else read_text(prompts)
     form = question_form(header) if template is None else template
@@ -75,7 +75,7 @@ def prompt_form(prompts: Path | None, template: str | None) -> str:
 
 
 def put(prompt: str, *, chat: bool) -> dict[str, Any]:
-    """Return the engine's arguments: the prompt, or if `chat`, a user message with the prompt."""
+    """Return arguments for the engine: the prompt, or if `chat`, a user message with it."""
     return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
 
 
@@ -101,7 +101,7 @@ def read_lines(content: bytes, *, conversations: bool = False) -> list[Line]:
 def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
     try:
         item = json.loads(raw)
-        # raises an error for half a surrogate pair, NaN and infinity, which results cannot contain
+        # refuse half a surrogate pair, NaN and infinity, which results cannot contain
         json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         return Line(number, problem=f"not JSON: {error}")
@@ -124,23 +124,23 @@ def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
 
 
 def is_lost(error: str | None) -> bool:
-    """Return whether an error, ``TYPE: MESSAGE``, is due to the run, such as lack of memory."""
-    lasting = (ContextWindowError.__name__, CacheMemoryError.__name__)  # whatever the run
+    """Return whether another run may avoid an error, ``TYPE: MESSAGE``, such as lack of memory."""
+    lasting = (ContextWindowError.__name__, CacheMemoryError.__name__)  # in every run
     return error is not None and error.partition(":")[0] not in lasting
 
 
 class Results:
     """An output file, with a second file that describes its run, and a third one to lock it.
 
-    Only complete lines count. Text after the last newline is dropped. A failed question may be
-    answered again; the later result then replaces the earlier one. `remedy` ends the error if the
-    file belongs to another run.
+    Only complete lines count, so text after the last newline is dropped. If a failed question is
+    answered again, its later result replaces the earlier one. If the file belongs to another run,
+    the error ends with `remedy`.
     """
 
     def __init__(
         self, path: Path, remedy: str = "Pass --overwrite to start again, or another --output."
     ) -> None:
-        if path.exists() and not path.is_file():  # to read from a pipe would block
+        if path.exists() and not path.is_file():  # reading from a pipe would block
             raise InvalidInputError(f"{path} is not a regular file. Choose another output.")
         self.path = path
         self._remedy = remedy
@@ -164,11 +164,11 @@ class Results:
             ) from None
 
     def done(self, identity: dict[str, Any], numbers: Container[int]) -> list[dict[str, Any]]:
-        """Return the results that the file already has, in order, without changing the file.
+        """Return the results that the file already has, in the order of their lines.
 
         Raises:
-            InvalidInputError: the results belong to another run, whose identity differs or which
-                has other line numbers.
+            InvalidInputError: the results belong to another run, with another identity or other
+                line numbers.
         """
         if not self.path.exists() or not self.path.stat().st_size:
             return []
@@ -192,7 +192,7 @@ class Results:
         return [last[number] for number in sorted(last)]
 
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
-        """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""
+        """Drop an incomplete last line or, if `afresh`, all lines, so that `append` can go on."""
         with self.path.open("ab") as file:
             file.truncate(0 if afresh else sum(map(len, self._lines())))
         if afresh:
@@ -209,7 +209,7 @@ class Results:
             other.replace(self.path)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append a result to the file, and close the file."""
+        """Append a result to the file."""
         with self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 

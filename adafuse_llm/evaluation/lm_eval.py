@@ -1,4 +1,4 @@
-r"""The engine as a model of lm-evaluation-harness, for all tasks of the harness.
+r"""Use the engine as a model in all tasks of lm-evaluation-harness.
 
 Importing this module registers the model "adafuse". Running the module starts the command line of
 the harness with this model:
@@ -8,16 +8,16 @@ the harness with this model:
 
 The log-likelihood of the ensemble is the weighted mean of the members' log-likelihoods of the whole
 continuation in nats, as in equation 5. It equals the logarithm of a weighted geometric mean of the
-members' probabilities. The fused score F cannot be used, because it is a mean per token, and
-members split the same text into different numbers of tokens. Members that cannot write exactly this
-text are left out of the mean. If no member can write it, the log-likelihood is minus infinity.
+members' probabilities. It is not the fused score F, because F is a mean per token, and members
+split the same text into different numbers of tokens. Members that cannot write exactly this text do
+not count. If no member can write it, the log-likelihood is minus infinity.
 
-`is_greedy` is true if the ensemble's response to the context begins with the continuation, leading
-whitespace aside. The scores do not show this, because a round may reject a token that is the most
-likely one for every member, so the ensemble decodes the context without sampling.
+`is_greedy` is true if the ensemble's response to the context begins with the continuation, except
+for leading whitespace. To find out, the ensemble decodes the context without sampling. The scores
+are not enough, because a round may reject a token that is the most likely one for every member.
 
-If a context is too long for a member, its beginning is removed up to a word boundary, and a warning
-is logged. With ``--apply_chat_template``, every member gets the conversation in its own template.
+If a context is too long for a member, it loses words at its beginning, and a warning is logged.
+With ``--apply_chat_template``, every member gets the conversation in its own template.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 
     Args:
         engine: a loaded ensemble.
-        config: path of a configuration file (`adafuse_llm.loading.config_file`). The default are
-            the embedded members.
-        batch_size: number of simultaneous requests. "auto" stands for 16.
-        device: the device of all members, unless there is a `device_map`, or torch cannot use it.
+        config: path of a configuration file (`adafuse_llm.loading.config_file`). Default: the
+            embedded members.
+        batch_size: maximum number of simultaneous requests. "auto" stands for 16.
+        device: the device of all members. Ignored with a `device_map`, or if torch cannot use it.
         trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
             If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
-        **options: what a configuration file can set, such as ``models``, ``strategy``, ``dtype`` or
-            ``max_words``; with an engine, only options of `AdaFuseConfig`. They override the file.
-            In the text of ``models``, ``use`` or ``weights``, ";" separates the values.
+        **options: entries of a configuration file, such as ``models``, ``strategy``, ``dtype`` or
+            ``max_words``; with an engine, only options of `AdaFuseConfig`. They override `config`.
+            In a text for ``models``, ``use`` or ``weights``, ";" separates the values.
 
     Raises:
         InvalidOptionError: an option is unknown or cannot be used.
@@ -99,7 +99,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if (device or "").startswith("cuda") and not torch.cuda.is_available():
-            device = None  # the harness passes "cuda:0" by default
+            device = None  # "cuda:0" is the harness's default
         for name in ("models", "use", "weights"):
             if isinstance(options.get(name), str):
                 options[name] = tuple(options[name].split(";"))
@@ -110,7 +110,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         if engine is not None:
             if config is not None:
                 raise InvalidInputError("pass either a loaded engine, or a configuration file")
-            engine.config.override(options)  # an unknown option is an error at once
+            engine.config.override(options)  # refuse unknown options at once
             self.engine = engine
             return
         file = ConfigFile() if config is None else read_config(config)
@@ -127,8 +127,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the response to each ``(context, options)``, without reasoning.
 
-        If responses are drawn, the seed of each is derived from the option ``seed``, or else from
-        the seed that the harness has given to torch, the context, and the number of repetitions.
+        With sampling, the seed of a response depends on the option ``seed`` (or the seed that the
+        harness gave to torch), on the context, and on how often the same request came before.
         """
 
         def respond(numbered: tuple[Any, int]) -> str:
@@ -159,7 +159,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Return log-likelihood in nats and `is_greedy` for each ``(context, continuation)``."""
+        """Return the log-likelihood in nats, and `is_greedy`, of each pair in `requests`."""
         by_context: dict[str, list[str]] = {}
         for request in requests:
             by_context.setdefault(request.args[0], []).append(request.args[1])
@@ -193,7 +193,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return a description of the chat template, which the harness records."""
+        """Return a description of the chat template for the records of the harness."""
         if isinstance(chat_template, str):
             raise InvalidInputError(
                 "a chat template cannot be chosen: every member uses its own; got "
@@ -203,7 +203,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """A name with which the harness identifies prompts of this ensemble in its caches."""
+        """A name by which the caches of the harness know the prompts of this ensemble."""
         return "adafuse:" + ",".join(self.engine.members)
 
     def _all(
@@ -238,7 +238,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context. A text leaves room for `room` tokens."""
+        """Return arguments of the engine for a context. A text leaves room for `room` tokens."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
@@ -246,7 +246,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         beginning = text[end:]
         if not beginning.strip():
             return dict(request)
-        *messages, last = request["messages"]  # the harness added the beginning of a reply
+        *messages, last = request["messages"]  # the harness has added the beginning of a reply
         if "continue_final_message" in request:
             last = {**last, "content": last["content"] + beginning}
         else:
@@ -271,7 +271,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def _tokens(self, text: str) -> int:
-        """Return the largest number of tokens that a member needs for a continuation."""
+        """Return the maximum over the members of the number of tokens of a continuation."""
         return max(
             len(backend.codec.encode_continuation((), text)[0]) for backend in self.engine.backends
         )
@@ -280,7 +280,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert generation options of the harness to options of `AdaFuseConfig`.
 
-    The rules are those of the harness's own model of Hugging Face: nothing is drawn without
+    The rules are those of the harness's own Hugging Face model: responses are drawn only with
     ``do_sample=True`` or a temperature above 0. The default temperature is then 1.
     """
     named = {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Several questions at the same time, with the results in order."""
+"""Answer several questions at the same time, and yield the results in order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Number of items per worker that are submitted before `in_order` waits for the oldest result. With
-more than one, all workers stay busy during a slow item. With a small number, few results are lost
-if the run is interrupted."""
+"""Number of items per worker that `in_order` submits before it waits for the oldest result. More
+than one keeps all workers busy during a slow item. Few, because an interruption loses results."""
 
 
 def in_order(
@@ -25,8 +24,8 @@ def in_order(
 ) -> Generator[Result]:
     """Call a function for every item in `workers` threads. Yield the results in item order.
 
-    The engine decodes the requests of all threads in common forward passes. `cancel` is set before
-    an error or Ctrl-C waits for the calls that run.
+    The engine decodes the requests of all threads in common forward passes. After an error or
+    Ctrl-C, `in_order` sets `cancel`, and then waits for the running calls.
     """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="adafuse") as pool:

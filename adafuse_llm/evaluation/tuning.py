@@ -1,9 +1,9 @@
 """Search for the best members and options on some questions, and test them on others.
 
-The labeled questions are divided at random. On the *search* part, every member answers alone, and
-settings of the ensemble are tried, most of them drawn at random. The search selects the best
-setting and the best single member. These two are compared on the *held-out* part, which the search
-never sees. Only this comparison shows whether the ensemble is better than its best member.
+The search divides the labeled questions at random. On the *search* part, every member answers
+alone, and the ensemble answers with several settings, most of them random. The best setting and the
+best single member then compete on the *held-out* part, which the search never sees. Only this
+comparison shows whether the ensemble is better than its best member.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ CHOICES: Mapping[str, Sequence[float]] = {
     "max_words": (1, 2, 3, 4),
     "branching_factor": (1, 2, 3, 4, 5),
 }
-"""Values that the search tries for each option, if the strategy uses it and it is not fixed. The
-search also varies which members decode."""
+"""Values that the search tries for an option, if the strategy uses this option and no caller fixes
+it. The search also varies which members decode."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Question:
     """A question with its accepted answers.
 
     Attributes:
-        number: number of its line in the file, or of the embedded question, from 1.
-        text: the question. Questions with the same text are never in different parts.
+        number: number of the line in the file, or of the embedded question, from 1.
+        text: the question. Questions with the same text are always in the same part.
         request: the engine's arguments: the prompt or the messages.
         accepted: accepted answers, at least one.
     """
@@ -75,9 +75,9 @@ class Question:
 
 
 def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
-    """Return the questions of a JSON Lines file. A repeated one is left out with a warning.
+    """Return the questions of a JSON Lines file, without repeated ones, which log a warning.
 
-    `form` is the prompt of a question, with ``{question}``; if `chat`, it is sent as a message.
+    `form` is the prompt of a question, with ``{question}``. If `chat`, the prompt is a message.
 
     Raises:
         InvalidInputError: a line cannot be used.
@@ -126,9 +126,9 @@ class Answer(BaseModel):
         text: the answer that the metric reads from the response.
         is_right: whether it is right. An answer with an error is wrong.
         error: type and message of the error if the request failed.
-        tokens: tokens that all members processed or had kept of earlier requests with the same
-            beginning. None if the request failed.
-        features: what a calibration reads (`adafuse_llm.calibration.features`).
+        tokens: number of tokens that all members processed or reused from earlier requests with
+            the same beginning. None if the request failed.
+        features: input of a calibration (`adafuse_llm.calibration.features`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -147,8 +147,8 @@ class Trial(BaseModel):
     Attributes:
         options: options of `AdaFuseConfig`. Searched options that are absent have their defaults.
         score: score in percent.
-        tokens: mean tokens per answer over all members.
-        failed: number of answers with an error; they count as wrong.
+        tokens: mean number of tokens per answer, summed over the members.
+        failed: number of answers with an error, which count as wrong.
         lost: number of failed answers that another run may give, for example with more memory.
     """
 
@@ -162,23 +162,23 @@ class Trial(BaseModel):
 
 
 class Tuning(BaseModel):
-    """The result of a search. It can be written as JSON.
+    """The result of a search, as a model that converts to JSON.
 
     Attributes:
         metric, seed: metric and seed of the search.
         strategy: name of the strategy of the ensemble.
         searched, held_out: numbers of questions in the two parts.
-        alone: results of single members on the search part, by name.
+        alone: results of the members alone on the search part, by name.
         trials: settings of the ensemble, in the order in which they were tried.
-        best_member: name of the best single member on the search part. If several have the same
-            score, it is the one with the fewest tokens.
+        best_member: name of the best single member on the search part. Among equal scores, the
+            fewest tokens win.
         ensemble: the options of the best setting on the search part.
         tested: results of the ensemble and the best member on the held-out part.
         comparison: paired comparison of these two results.
         out_of_reach: share of the questions of the search part that every member alone answers
-            wrong. No choice among the answers of these members is right on them.
-        confidence: for each result in `tested`, what calibrates its confidence, and what the
-            confidence is worth. All questions count. A text says why there is no calibration.
+            wrong. No choice among the members' answers is right on these questions.
+        confidence: for each result in `tested`, a calibration and its quality, from all questions;
+            or a text that says why there is no calibration.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -204,7 +204,7 @@ class Tuning(BaseModel):
 
     @property
     def lost(self) -> int:
-        """Number of held-out answers that failed due to the run. With any, nothing is shown."""
+        """Number of held-out answers that another run may give. If any, the test shows nothing."""
         return sum(trial.lost for trial in self.tested.values())
 
     @property
@@ -213,7 +213,7 @@ class Tuning(BaseModel):
         return self.ensemble if self.pays else {"use": [self.best_member]}
 
     def confidence_of(self, options: Mapping[str, Any]) -> Reliability | str:
-        """Return the confidence of one of the two settings in `tested`."""
+        """Return the entry of `confidence` for one of the two settings in `tested`."""
         name = "ensemble" if options == self.ensemble else f"{self.best_member} alone"
         return self.confidence[name]
 
@@ -257,7 +257,7 @@ def tune(
 ) -> Tuning:
     """Search for the members and options that answer best, and test them on held-out questions.
 
-    `RuntimeConfig.max_requests` of the engine sets how many questions are answered at a time.
+    The engine answers `RuntimeConfig.max_requests` questions at a time.
 
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
@@ -266,16 +266,16 @@ def tune(
         metric: name of the metric to maximize, in `METRICS`.
         trials: maximum number of ensemble settings to try, all different.
         seed: seed of the division into two parts and of the search.
-        held_out: share of the questions to keep from the search, for the test.
+        held_out: share of the questions that only the test uses.
         fixed: options that are not searched. ``use`` names the members that may take part.
-        known: data that `log` received in an earlier call. These answers are not decoded again.
-        log: called with every new answer, as JSON-safe data, unless it failed due to the run.
-        cancel: an event that any thread can set to stop the search.
+        known: data that `log` received in an earlier call, whose answers are not decoded again.
+        log: called with every new answer as JSON-safe data, unless another run may do better.
+        cancel: an event. Any thread can set it to stop the search.
         on_answer: called for every new answer, with the names of the members and the answer.
 
     Raises:
         InvalidInputError: there are too few members or questions, the strategy has no options to
-            search, or the metric is unknown; nothing was computed.
+            search, or the metric is unknown. The check comes before any decoding.
         InvalidOptionError: an option is unknown or out of range.
         RequestCancelledError: `cancel` was set before the end.
     """
@@ -298,10 +298,10 @@ def tune(
     search, test = divide(questions, held_out, seed)
     cancel = cancel or threading.Event()
     answers = _Answers(engine, measure, known, log, cancel, on_answer)
-    # every member alone
+    # let every member answer alone
     alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
-    # settings of the ensemble: the defaults first, with all members and with the best two
+    # try settings of the ensemble: first the defaults, with all members and with the best two
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
     ensembles = [sets[0]] if len(members) == 2 else [sets[0], best_two]
     varied = CHOICES.keys() & engine.strategy.options - fixed.keys()
@@ -314,18 +314,18 @@ def tune(
     tried: dict[str, Trial] = {}
     different = len(sets) * math.prod(map(len, choices.values()))
     while len(tried) < min(trials, different):
-        if not planned:  # then random ones
+        if not planned:  # then random settings
             drawn = {name: rng.choice(values) for name, values in choices.items()}
             planned.append({"use": rng.choice(sets), **drawn})
         setting = planned.pop(0)
         options = {name: setting[name] for name in ("use", *choices)}
         tried[repr(options)] = answers.trial(search, {**options, **fixed})
-    # the best setting against the best member, on questions that the search has not seen
+    # test the best setting and the best member on questions that the search has not seen
     best = min(tried.values(), key=lambda trial: (-trial.score, trial.tokens))
     settings = {"ensemble": best.options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
     tested = {name: answers.trial(test, setting) for name, setting in settings.items()}
     rights = [[a.is_right for a in answers.of(test, setting)] for setting in settings.values()]
-    # questions of the search that no member alone answers
+    # count the questions that no member alone answers right
     singles = [answers.of(search, {"use": [member]}) for member in members]
     missed = sum(not any(answer.is_right for answer in row) for row in zip(*singles, strict=True))
     return Tuning(
@@ -350,7 +350,7 @@ def tune(
 def divide(
     questions: Sequence[Question], held_out: float, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Divide questions at random into a search part and a held-out part, each in their order.
+    """Divide questions at random into a search part and a held-out part, and keep their order.
 
     Raises:
         InvalidOptionError: ``held_out`` is not between 0 and 1.
@@ -395,7 +395,7 @@ def candidates(
 
 @dataclass
 class _Answers:
-    """The answers of every setting. Each is decoded only once. Arguments: as for `tune`."""
+    """The answers of all settings, each decoded only once. Arguments: as for `tune`."""
 
     engine: AdaFuseEngine
     metric: Metric
@@ -470,7 +470,7 @@ class _Answers:
             )
 
         answers = in_order(ask, questions, engine.runtime.max_requests, self.cancel)
-        with closing(answers):  # an error cancels the requests that run
+        with closing(answers):  # on an error, cancel the running requests
             for answer in answers:
                 if answer is None:
                     raise RequestCancelledError("the search was cancelled before its end")

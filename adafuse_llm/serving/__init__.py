@@ -1,7 +1,7 @@
-"""A server for the protocol of OpenAI: one ensemble for many applications.
+"""A server with OpenAI's protocol: one ensemble for many applications.
 
-`create_app` returns an ASGI application, and ``adafuse serve`` runs it. It needs the extra
-``serve``; importing this package does not.
+`create_app` returns an ASGI application, which ``adafuse serve`` runs. It needs the extra
+``serve``. Importing this package does not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def create_app(
     Every request needs one of the `api_keys`, if there are any.
 
     Raises:
-        InvalidOptionError: a member has the name of the ensemble, or a key is not usable.
+        InvalidOptionError: a member has the name of the ensemble, or a key is unusable.
         MissingDependencyError: the extra ``serve`` is not installed.
     """
     try:

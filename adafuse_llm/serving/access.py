@@ -1,6 +1,6 @@
-"""Who may use the server and how: paths, hosts, keys, sizes of bodies, request ids and the log.
+"""Control access to the server: paths, hosts, keys, sizes of bodies, request ids and the log.
 
-These are ASGI middlewares. They answer errors in the form of OpenAI's API.
+The classes are ASGI middlewares. They send errors in the form of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from adafuse_llm.serving_config import KEY, ServingConfig
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/health", "/ready"})
-"""Paths for probes. They need no key and accept any host, because probes use addresses. The log has
-them at level DEBUG only, and so it has successes of ``/metrics``."""
+"""Paths for probes. They need no key and accept any host, because probes use addresses. The log
+shows them only at level DEBUG, and so it does with successes of ``/metrics``."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
 
 OUTCOMES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"}
-"""Outcomes by status. Those of other errors are ``refused`` and ``failed``."""
+"""Outcomes by status. Other errors have ``refused`` or ``failed``."""
 
 CLOSE: Final = {"Connection": "close"}
-"""The header of an answer after which the rest of the request would be read as another one."""
+"""The header of answers to unread bodies, whose rest would look like another request."""
 
 
 @dataclass
 class LoggedRequest:
-    """A request for the log and the metrics. Without an outcome, the status shows it."""
+    """A request in the log and the metrics. If `outcome` is None, the status determines it."""
 
     id: str
     started: float = field(default_factory=time.perf_counter)
@@ -55,11 +55,11 @@ class LoggedRequest:
 
 
 CURRENT_REQUEST: Final[ContextVar[LoggedRequest]] = ContextVar("CURRENT_REQUEST")
-"""The request that the current task serves."""
+"""The request that the current task is serving."""
 
 
 def outcome_of(status: int) -> str:
-    """Return the outcome that the access log and the metrics have for a status."""
+    """Return the outcome of a status for the log and the metrics."""
     if status < 400:
         return "ok"
     return OUTCOMES.get(status, "failed" if status >= 500 else "refused")
@@ -74,8 +74,8 @@ def middlewares(
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
-    `count` is called with the path, the outcome and the seconds of every request to a path in
-    `counted`. If there are no keys, clients need none.
+    They call `count` with the path, the outcome and the seconds of every request to a path in
+    `counted`. Without keys, every client has access.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -104,11 +104,11 @@ def middlewares(
 
 
 class AccessLog:
-    """Gives every request an id, logs one line when it ends, and answers unexpected errors.
+    """Gives every request an id, logs it when it ends, and answers after unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-    Paths may have the prefix, as where a proxy or another application shows the server, and more
-    slashes than they need.
+    Paths may begin with `prefix`, at which a proxy or another application shows the server, and may
+    have additional slashes.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class AccessLog:
             return
         if self._prefix and not scope.get("root_path"):
             scope = {**scope, "root_path": self._prefix}
-        prefix = scope.get("root_path", "")  # where another application or a proxy shows the server
+        prefix = scope.get("root_path", "")  # of a proxy or an application
         path = re.sub("/{2,}", "/", scope["path"])
-        if path not in ("/", f"{prefix}/"):  # which are the page
+        if path not in ("/", f"{prefix}/"):  # the paths of the page
             path = path.rstrip("/")
         scope = {**scope, "path": path}
         chosen = Headers(scope=scope).get("x-request-id", "")
@@ -148,7 +148,7 @@ class AccessLog:
             await self.app(scope, receive, answer)
         except Exception as error:
             logger.exception("request %s failed", call.id)
-            if status:  # the server closes the connection, so that the client sees a failure
+            if status:  # the client sees a failure, because the server closes the connection
                 call.outcome = "failed"
                 raise
             await api_error(error).response()(scope, receive, answer)
@@ -176,9 +176,9 @@ class AccessLog:
 
 
 class Check:
-    """Answers the requests for which `refusal` returns an error. Probes always pass.
+    """Refuses the requests for which `refusal` returns an error. Probes always pass.
 
-    `refusal` gets the path below the prefix, and the headers.
+    `refusal` takes the path below the prefix, and the headers.
     """
 
     def __init__(self, app: ASGIApp, refusal: Callable[[str, Headers], ApiError | None]) -> None:
@@ -194,7 +194,7 @@ class Check:
 
 
 def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
-    """Refuse other names, such as those of other sites. A host ``*.b.c`` fits ``a.b.c``."""
+    """Refuse all names but `hosts`, where ``*.b.c`` fits ``a.b.c``."""
     sent = headers.get("host", "")
     try:
         name = urlsplit(f"//{sent}").hostname or ""
@@ -215,7 +215,7 @@ def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | N
     """Refuse requests without the header ``Authorization: Bearer KEY``. The page needs no key."""
     header = headers.get("authorization", "")
     scheme, _, key = header.partition(" ")
-    # all keys are compared, as digests, so that the time depends neither on them nor on their order
+    # compare the digests of all keys, so that the time shows nothing about the keys
     sent = hashlib.sha256(key.strip().encode()).digest()
     digests = [hashlib.sha256(known.encode()).digest() for known in keys]
     fits = [hmac.compare_digest(sent, digest) for digest in digests]
@@ -227,9 +227,9 @@ def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | N
 
 
 async def read_body(request: Request, config: ServingConfig) -> bytes:
-    """Return the body of a request.
+    """Return the body of a request, or raise an `ApiError` if it is too large or too slow.
 
-    One that is too large is read to its end, because many clients read the answer only then.
+    A large body is also read to its end, because many clients read the answer only then.
     """
     body, size, limit = bytearray(), 0, config.max_body_bytes
     try:

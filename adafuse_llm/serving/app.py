@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and what they answer."""
+"""The ASGI application: its routes and their answers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
-"""A request that is opened when the context is entered."""
+"""A context that opens a request."""
 
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
-    """Return the application of a service, whose engine may come later.
+    """Return the application of a service, which may get its engine later.
 
-    Every request needs one of the keys, if there are any.
+    If there are `api_keys`, every request needs one of them.
     """
     posts = {
         "/v1/chat/completions": partial(_complete, service, bodies.read_chat),
@@ -158,10 +158,10 @@ def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) ->
 def _open(
     service: Service, asked: bodies.ServedRequest, timeout: float | None, cancel: threading.Event
 ) -> tuple[Run[Any], Writer]:
-    """Check a request against the models and the limits of the server, and open it."""
+    """Check a request for the server's models and within its limits, and open the request."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
-    # what depends on the members that decode: variables of templates, control tokens as text
+    # check what depends on the members: variables of templates, and control tokens as text
     if asked.variables or asked.effort or asked.prompts:
         active = engine.config.override(options).use or engine.members
         decoding = [backend for backend in engine.backends if backend.name in active]
@@ -169,7 +169,7 @@ def _open(
         options = _with_variables(engine, options, asked, codecs)
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
-    # the limits of the server
+    # check the limits of the server
     form, conversation = asked.form, asked.conversation
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
@@ -179,7 +179,7 @@ def _open(
         characters=max(sizes) + sum(map(len, extension.texts or ())),
         is_chat=conversation is not None,
     )
-    # the form of the reply, as a grammar if the members can follow one
+    # enforce the form of the reply by a grammar, if the members can follow one
     if form.tools or form.schema is not None:
         try:
             options, warning = enforced(engine, form, options, asked.enforce)
@@ -212,9 +212,9 @@ def _with_variables(
     asked: bodies.ServedRequest,
     codecs: Mapping[str, TextCodec],
 ) -> dict[str, Any]:
-    """Return options with those variables of a request that a chat template reads.
+    """Return the options with those variables of a request that a chat template reads.
 
-    Clients send an effort unasked, so one that a template refuses is left out.
+    Clients send an effort of reasoning unasked, so one that a template refuses is left out.
     """
     known = {name for codec in codecs.values() for name in codec.template_facts.variables}
     variables = dict(asked.variables)
@@ -245,7 +245,7 @@ async def _whole(service: Service, opened: Opened) -> Response:
 async def _parts(
     service: Service, asked: bodies.ServedRequest, opened: Opened
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a stream. An error before the first one is raised, a later one sent."""
+    """Yield the parts of a stream. Raise an error before the first part, and send a later one."""
     writer: Writer | None = None
     done: dict[int, Generation] = {}
     try:
@@ -307,7 +307,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # for the log: the client has left
+        return Response(status_code=499)  # for the log only, because the client has left
     if not isinstance(error, HTTPException):
         return api_error(error).response()
     path, code = request.url.path[:200], "not_found"

@@ -1,8 +1,8 @@
-"""The bodies of requests in the form of OpenAI's API: what each field becomes.
+"""Read the bodies of requests in the form of OpenAI's API.
 
-Clients send fields of OpenAI's own service and of other servers. They are ignored with a warning.
-The few that determine the form of an answer, or what it answers, are refused, because the client
-could not read the answer.
+Clients also send fields that only OpenAI's own service or other servers know. The server ignores
+them with a warning. It refuses the few that determine the form or the subject of an answer, because
+the client could not use another answer.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invali
 from adafuse_llm.text.conversation import Conversation, check_tools, function_of, to_json
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Fields for the option ``max_new_tokens``."""
+"""Fields that set the option ``max_new_tokens``."""
 
 ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
-"""Fields that are options of the engine with another name."""
+"""Fields that set an option of another name."""
 
 QUIET = frozenset(
     ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
 ) | {"add_generation_prompt"}
-"""Fields that promise nothing about the answer, and that clients send without being asked."""
+"""Fields that clients send unasked, and that promise nothing about the answer."""
 
 NO_TOOLS = "this server has no tools of its own"
 NO_STORE = "this server stores nothing"
@@ -59,40 +59,40 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("tools", "tool_choice"), "send messages to /v1/chat/completions"),
     "suffix": "the members continue a text at its end only",
 }
-"""Fields that determine the form of an answer or what it answers, and what to do instead. Values
-such as false or an empty list ask for nothing."""
+"""Fields that determine the form or the subject of an answer, and what to do instead. The server
+ignores values such as false or an empty list."""
 
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
 ) | {"weights", "use", "calibration", "decisions"}
-"""Options that only an ensemble has. They count in the extension only, because a field of OpenAI's
-API could have such a name tomorrow."""
+"""Options that only an ensemble has. They must stand in the extension, because OpenAI's API may get
+fields with these names."""
 
 OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
-"""Fields that are options of the engine."""
+"""Fields that set an option of the engine."""
 
 SIMILARITY = 0.8
-"""Lowest similarity of a suggested field. With less, ``stream`` is suggested for ``store``."""
+"""Minimum similarity of a suggested field. Less would suggest ``stream`` for ``store``."""
 
 MAX_WARNINGS = 32
-"""Maximum number of ignored fields that are named."""
+"""Maximum number of ignored fields that warnings name."""
 
 
 @dataclass
 class Ignored:
-    """The fields of a request that were ignored, with a warning for each."""
+    """Warnings about the ignored fields of a request."""
 
     warnings: list[str] = field(default_factory=list)
 
     def add(self, name: str, reason: str = "") -> None:
-        """Note that a field, such as ``a.b``, was ignored, and why or what to send instead."""
+        """Add a warning about a field, such as ``a.b``. `reason`: why, or what to send instead."""
         reason = f": {reason}" if reason else ""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
 
 
 def refused(name: str, reason: str, value: object = None) -> ApiError:
-    """Return the error for a field that is not supported."""
+    """Return the error for an unsupported field."""
     got = "" if value is None else f"; got {short_repr(value)}"
     return invalid(
         f"the field {short_repr(name)} is not supported{reason}{got}. Leave it out.",
@@ -102,7 +102,7 @@ def refused(name: str, reason: str, value: object = None) -> ApiError:
 
 
 def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
-    """Check the fields of a body: those of its kind, and `OPTIONS`."""
+    """Check the fields of a body, which may be those of its kind, and `OPTIONS`."""
     known = OPTIONS | kind.model_fields.keys()
     sent = {name: value for name, value in body.items() if value is not None}
     for name, value in sent.items():
@@ -118,7 +118,7 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
         return kind.model_validate(sent)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-    # a text with a bracket, and these, are one of several types of a field, and no field
+    # leave out types from the place of the problem: str, bool, and texts with a bracket
     names = [str(part) for part in problem["loc"] if part not in ("str", "bool")]
     name = ".".join(part for part in names if "[" not in part)
     message = problem["msg"][:1].lower() + problem["msg"][1:]
@@ -127,16 +127,16 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
 
 
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
-"""Types of content parts that are reasoning of earlier replies, which members do not read there."""
+"""Types of content parts with reasoning of earlier replies, which members do not read."""
 
 PARTS = frozenset(
     ("text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "file")
 ) | {*THOUGHTS, "input_file", "document", "audio", "input_audio", "video", "video_url"}
-"""Types of content parts in the results of tools. What has another type there is data."""
+"""Types of content parts in results of tools. There, parts of other types are data."""
 
 
 class Nested(BaseModel):
-    """A part of a body. Keys that it does not have are ignored."""
+    """A part of a body. Unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -155,13 +155,13 @@ class Message(Nested):
 
 
 class StreamOptions(Nested):
-    """What a stream also returns."""
+    """The additional contents of a stream."""
 
     include_usage: bool | None = None
 
 
 class Extension(BaseModel):
-    """The field with the options of the ensemble, which are the fields beyond these."""
+    """The extension of requests. Fields other than these are options of the ensemble."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -177,7 +177,7 @@ class Extension(BaseModel):
 
 
 class Body(BaseModel):
-    """The body of a request, which can also have all `OPTIONS`, and the API's names of fields."""
+    """The body of a request, which can also have all `OPTIONS`. Constants name the API's fields."""
 
     PROMPT: ClassVar[str] = "messages"
     FORM: ClassVar[str] = "response_format"
@@ -233,10 +233,10 @@ class ServedRequest:
     Attributes:
         ignored: the parts of the request that were ignored, and other warnings for the client.
         options: options of `AdaFuseConfig`.
-        names: the client's names of the options.
-        enforce: whether the form is enforced, as for `adapters.reply_form.enforced`.
+        names: the names of these options in the request.
+        enforce: whether to enforce the form, as for `adapters.reply_form.enforced`.
         variables: variables for the chat templates that read them.
-        effort: how much the members reason; None for their own default.
+        effort: how much the members should reason; None for their own default.
         form: the form of the reply.
         echoed: the fields that a response of the Responses API repeats; None for the other APIs.
     """
@@ -254,10 +254,10 @@ class ServedRequest:
     echoed: Mapping[str, Any] | None = None
 
     def error(self, error: BaseException) -> ApiError:
-        """Return an error of the engine, with the name of the field in the request."""
+        """Return an error of the engine as an `ApiError` that names the field of the request."""
         described = api_error(error)
         is_limit = described.status == 504 or described.code == CONTEXT_CODE
-        if is_limit and not self.body.adafuse.rounds:  # else the client is a RemoteEngine
+        if is_limit and not self.body.adafuse.rounds:  # a RemoteEngine needs the engine's names
             length = self.names.get("max_new_tokens", self.body.LENGTH)
             described.message = described.message.replace("timeout=", "")
             described.message = described.message.replace("max_new_tokens", length)
@@ -271,7 +271,7 @@ class ServedRequest:
 
 
 def read_options(body: Body, ignored: Ignored) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options of a body, and the name that each has in it."""
+    """Return the options in a body, and by option the name of its field."""
     options: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in (body.adafuse.model_extra or {}).items():
@@ -322,7 +322,7 @@ def read_tokenize(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     if (body.get("prompt") is None) == (body.get("messages") is None):
         raise invalid("send either prompt or messages", "prompt")
     if body.get("messages") is not None:
-        # templates write the special tokens of a conversation, whatever the client asks for
+        # templates write the special tokens of a conversation, even if the client wants none
         return read_chat({**body, "prompt": None, "add_special_tokens": None}, ignored)
     text = parse(TokenizeBody, body, ignored)
     return ServedRequest(text, ignored, *read_options(text, ignored), prompts=[text.prompt])
@@ -401,7 +401,7 @@ def _form_of(
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
-    """Return the functions of tools. Tools of other types are ignored."""
+    """Return the functions among the tools, and ignore other types of tools."""
     functions = []
     for number, tool in enumerate(tools):
         place, kind = f"tools.{number}", tool.get("type", "function")
@@ -418,11 +418,11 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
 
 
 def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = False) -> Any:
-    """Return the content of a message, as members can read it. `place` is the name of the field.
+    """Return the content of a message in a form that members can read. `place` names the field.
 
     Thoughts are left out, and refusals become text. Clients send a message again with every later
-    turn, so a note replaces what is not text, such as an image. The result of a tool can be any
-    data, which members read as JSON.
+    turn, so a note replaces an image or other content that is not text, instead of an error. The
+    result of a tool can be any data, which members read as JSON.
     """
     if content is None or isinstance(content, str):
         return content
@@ -450,7 +450,7 @@ def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = Fa
 
 
 def note_of(kind: object, place: str, ignored: Ignored) -> str:
-    """Return a text for something that members cannot read."""
+    """Return a note in place of content of a type that members cannot read, and add a warning."""
     name = kind[:100] if isinstance(kind, str) else "data"
     ignored.add(place, f"the members read {short_repr(name)} as a short text")
     return f"[{name}, not shown]"
@@ -458,7 +458,7 @@ def note_of(kind: object, place: str, ignored: Ignored) -> str:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Name the field in errors about invalid input."""
+    """Turn errors about invalid input into an `ApiError` that names the field."""
     try:
         yield
     except InvalidInputError as error:

@@ -1,6 +1,6 @@
 """Errors of the server, in the form of OpenAI's API.
 
-All that reads and checks requests raises `ApiError`.
+Code that reads or checks requests raises `ApiError`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from adafuse_llm.errors import AdaFuseError, InvalidInputError, InvalidOptionErr
 from adafuse_llm.remote.wire import EXTENSION, error_fields
 
 CONTEXT_CODE = "context_length_exceeded"
-"""Code of a prompt that is too long. Frameworks recognize it."""
+"""Code of the error for a prompt that is too long. Frameworks recognize this code."""
 
 RETRY = {"Retry-After": "1"}
-"""Tells clients that they can try again after a second."""
+"""Header by which clients know that they can try again after a second."""
 
 UNEXPECTED = (
     "the server failed unexpectedly; its log has the error, under the request id in the header "
@@ -27,7 +27,7 @@ UNEXPECTED = (
 )
 
 MAX_MESSAGE, MAX_PARAM = 2000, 100
-"""Maximum characters of a message, and of the name of a field."""
+"""Maximum number of characters in a message, and in the name of a field."""
 
 REFUSED = "invalid_request_error"
 KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {
@@ -37,7 +37,7 @@ KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {
     500: ("server_error", errors.ServerError),
     503: ("server_error", errors.ServerNotReadyError),
 }
-"""Types of errors in OpenAI's API, and classes of those that do not come from the engine."""
+"""By status, the type of errors in OpenAI's API, and the class of errors of the server itself."""
 
 ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
     errors.QueueFullError: (429, "rate_limit_exceeded"),
@@ -51,7 +51,7 @@ ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
     errors.MemberError: (500, "member_failed"),
     AdaFuseError: (500, None),
 }
-"""Status and code of the engine's errors. The first class that fits applies."""
+"""Status and code of the engine's errors, by class. The first class that fits counts."""
 
 _OPTION = re.compile(r"(?:unknown )?option '(\w+)'")
 _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
@@ -61,7 +61,7 @@ _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
 class ApiError(Exception):
     """An error that a client receives: a status, and fields of OpenAI's API.
 
-    `param` is the field that is wrong, and `cause` the error of the engine, if it is one.
+    `param` names the wrong field. `cause` is the error of the engine, if there is one.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as JSON. `RemoteEngine` reads its extension (`adafuse_llm.remote.wire`)."""
+        """The error as JSON, with an extension for `RemoteEngine` (`adafuse_llm.remote.wire`)."""
         return {
             "error": {
                 "message": self.message[:MAX_MESSAGE],
@@ -107,7 +107,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the error for a field that cannot be used."""
+    """Return the error for a field with an unusable value."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -117,7 +117,7 @@ def not_ready(reason: str) -> ApiError:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return the error that a client receives for any error."""
+    """Return the `ApiError` that a client receives in place of `error`."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, (errors.EngineClosedError, errors.RequestCancelledError)):
@@ -134,6 +134,6 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def option_of(error: BaseException) -> str | None:
-    """Return the option that an error names, or None."""
+    """Return the option that an error names; None without one."""
     found = _OPTION.match(str(error)) if isinstance(error, InvalidOptionError) else None
     return None if found is None else found[1]

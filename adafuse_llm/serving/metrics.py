@@ -14,20 +14,20 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.results import StreamEvent
 
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-"""Upper bounds of the buckets of the histograms."""
+"""Upper bounds of the buckets of histograms, in seconds."""
 
 TOKENS: Final = {
     "prompt": "prompt_tokens",
     "completion": "completion_tokens",
     "cached": "cached_tokens",
 }
-"""Fields of `Usage` by the value of the label ``kind``."""
+"""The fields of `Usage`, by value of the label ``kind``."""
 
 
 class Metrics(Collector):
     """Counters and gauges of one server, in a registry of their own. They are thread-safe.
 
-    `engine` returns the engine, or None while members load. Gauges ask it when they are read.
+    `engine` returns the engine, or None while members load. Every reading of a gauge calls it.
     """
 
     def __init__(self, engine: Callable[[], AdaFuseEngine | None]) -> None:
@@ -56,17 +56,17 @@ class Metrics(Collector):
             "tokens", "Tokens: processed ones of all work, others of responses.", "member", "kind"
         )
         self._passes = counter("forward_passes", "Forward passes.", "member")
-        self._work: dict[str, tuple[int, int]] = {}  # what these two have of `Scheduler.work`
+        self._work: dict[str, tuple[int, int]] = {}  # the counted part of `Scheduler.work`
         registry.register(self)
         ProcessCollector(registry=registry)
 
     def request(self, route: str, outcome: str, seconds: float) -> None:
-        """Count a request that has ended. Each route and outcome becomes a time series."""
+        """Count a request that has ended. Every pair of route and outcome is a time series."""
         self._requests.labels(route, outcome).inc()
         self._seconds.labels(route).observe(seconds)
 
     def event(self, event: StreamEvent) -> None:
-        """Count a round, and the tokens of a response."""
+        """Count the round of an event, and the tokens of a finished response."""
         if event.round is not None:
             self._rounds.inc()
             if (unanimous := event.round.is_unanimous) is not None:
@@ -79,7 +79,7 @@ class Metrics(Collector):
                     self._tokens.labels(name, kind).inc(tokens)
 
     def exposition(self) -> tuple[bytes, str]:
-        """Return all metrics as text for Prometheus, and the content type."""
+        """Return all metrics as text for Prometheus, and its content type."""
         engine = self._engine()
         for name, work in {} if engine is None else engine.scheduler.work.items():
             before = self._work.get(name, (0, 0))
@@ -89,7 +89,7 @@ class Metrics(Collector):
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the state of the engine, when Prometheus reads it."""
+        """Yield gauges of the engine's state, whenever Prometheus reads them."""
         engine = self._engine()
         is_ready = engine is not None and not engine.closed
         yield GaugeMetricFamily("adafuse_ready", "Whether the members are loaded.", int(is_ready))

@@ -20,14 +20,14 @@ from adafuse_llm.report import styles
 STATIC = Path(__file__).parent / "static"
 
 LIBRARY = "markdown-it.umd.min.js"
-"""The library that reads Markdown. `LICENSE-markdown-it.txt` names its source and its SHA-256."""
+"""The library for Markdown. `LICENSE-markdown-it.txt` names its source and its SHA-256."""
 
 NAMES = "base talks state server markdown answer asking round settings main"
 EXAMPLES = ("people", "dates", "arithmetic")
-"""Skills of the embedded members. The empty page has a question for each."""
+"""Skills of the embedded members. The empty page offers a question for every skill."""
 
 SCRIPTS = tuple(f"{name}.js" for name in NAMES.split())
-"""The scripts of the page, in their order. They share one scope."""
+"""The scripts of the page, in order. They share one scope."""
 
 
 def page_route() -> Route:
@@ -51,7 +51,7 @@ def page_route() -> Route:
 
 @cache
 def page() -> str:
-    """Return the page: one file with its style and its scripts, and the marks of all displays."""
+    """Return the page as one file, with its style and scripts, and the marks of members."""
 
     def read(name: str) -> str:
         return (STATIC / name).read_text(encoding="utf-8")

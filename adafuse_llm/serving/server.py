@@ -1,4 +1,4 @@
-"""Runs the server in this process: it listens, loads the members, and stops on a signal."""
+"""Run the server in this process: listen, load the members, and stop on a signal."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServerConfig
 
 END_SECONDS: Final = 10.0
-"""Seconds for members to finish their forward passes, after all requests were cancelled. Until then
-the clients get the ends of their responses."""
+"""Seconds for members to finish their forward passes, after the server has cancelled all requests.
+Clients get the ends of their responses during this time."""
 
 CLOSE_SECONDS: Final = 5.0
-"""Seconds for members to finish their forward passes, after all requests have ended."""
+"""Seconds for members to finish their forward passes, when all requests have ended."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that accepts connections. ``::`` also accepts IPv4; port 0 is any free one.
+    """Return a socket that accepts connections. ``::`` includes IPv4. Port 0 is any free port.
 
     Raises:
         InvalidInputError: the address cannot be used.
@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server(
             (host, port), family=family, backlog=2048, dualstack_ipv6=both
         )
-        # asyncio does this only for sockets that it creates; without it, short parts wait 40 ms
+        # without this option, which asyncio sets only on its own sockets, short parts wait 40 ms
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Return the URL of a server, with the number of the real port."""
+    """Return the URL of a server, with the actual port."""
     port = listener.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -79,7 +79,7 @@ def run(
             server.engine = load()
             service.open(server.engine)
             on_ready(server.engine)
-        except BaseException as error:  # the main thread raises it
+        except BaseException as error:  # for the main thread, which raises it
             server.failure = error
             server.should_exit = True
 
@@ -100,7 +100,7 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """A server that drains its service on a signal. A signal or a failure stops it.
+    """A server that a signal or a failure stops. A signal drains its service first.
 
     Its loader loads the engine as soon as connections are accepted.
     """
@@ -118,13 +118,13 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                loop="asyncio",  # by default, uvicorn takes uvloop where another package has it
+                loop="asyncio",  # not uvloop, even if it is installed
                 http="h11",
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=75,  # proxies close theirs after 60, and should be the first
+                timeout_keep_alive=75,  # longer than the 60 of proxies, which should close first
                 timeout_graceful_shutdown=math.ceil(config.drain_seconds + END_SECONDS),
             )
         )

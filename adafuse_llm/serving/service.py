@@ -1,4 +1,4 @@
-"""What all routes share: the engine, the models' names, the limits, and the requests that run."""
+"""The shared state of all routes: the engine, names of models, limits, and running requests."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from adafuse_llm.strategies.registry import AUTO, NAMED, find_strategy
 logger = logging.getLogger(__name__)
 
 SINGLE = "single"
-"""The strategy of a member alone."""
+"""Name of the strategy for a member alone."""
 
 THREADS = 16
-"""Number of requests with a grammar that are checked at the same time, and of others."""
+"""Maximum number of requests with a grammar that are checked at once, and of all others."""
 
 TOKEN_CHARACTERS = 16
-"""Characters of a prompt for each token of the context window, above which it is refused at once.
-Tokens have three to five characters on average."""
+"""Maximum characters of a prompt for each token of the context window. The server refuses a longer
+prompt at once. Tokens have three to five characters on average."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StreamEvent | Scores)
 
 
 class Service:
-    """An ensemble that is served, or will be once its members are loaded.
+    """An ensemble on a server. It can be served once its members are loaded.
 
     Attributes:
         config: options of the server.
-        metrics: what the server counts.
+        metrics: counters of the server.
         created: when the server started, in seconds since 1970.
 
     Raises:
@@ -63,12 +63,12 @@ class Service:
             self._strategies[strategy if isinstance(strategy, str) else strategy.name] = strategy
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
-        # requests without a grammar do not wait for those with one
+        # separate threads, so that no request waits for the grammar of another one
         self._threads = [anyio.CapacityLimiter(THREADS) for _ in range(2)]
         self._stops = self._cancelled = False
 
     def open(self, engine: AdaFuseEngine) -> None:
-        """Serve an engine from now on. The caller closes it."""
+        """Serve an engine from now on. The caller closes the engine."""
         if self.config.served_model_name in engine.members:
             raise InvalidOptionError(
                 f"option 'served_model_name': a member has the name "
@@ -82,7 +82,7 @@ class Service:
         return self._engine is not None and not self._engine.closed and not self._stops
 
     def view(self, strategy: str | None = None) -> AdaFuseEngine:
-        """Return the engine with a strategy that requests may name; None for its own."""
+        """Return the engine with a strategy that requests may name (None: the engine's own)."""
         if self._stops:
             raise not_ready("the server stops")
         if (engine := self._engine) is None:
@@ -101,10 +101,10 @@ class Service:
     def resolve(
         self, model: str | None, strategy: str | None, options: Mapping[str, Any]
     ) -> tuple[AdaFuseEngine, dict[str, Any]]:
-        """Return the engine and the options for a model's name.
+        """Return the engine and the options for the name of a model: the ensemble or a member.
 
-        Without a model, it is the ensemble. Without a strategy, it is the ensemble's own, and for a
-        member alone `SINGLE`.
+        The default model is the ensemble. The default strategy is the ensemble's own, and `SINGLE`
+        for a member.
         """
         if model is None or model == self.config.served_model_name:
             return self.view(strategy), {**options}
@@ -120,7 +120,7 @@ class Service:
         return engine, {**options, "use": (model,)}
 
     def check_model(self, model: str) -> None:
-        """Check that a model exists."""
+        """Raise an `ApiError` if there is no model with this name."""
         names = (self.config.served_model_name, *self.view().members)
         if model not in names:
             raise ApiError(
@@ -140,16 +140,16 @@ class Service:
         characters: int = 0,
         is_chat: bool = False,
     ) -> dict[str, Any]:
-        """Return the options of a request, with the server's limit of tokens if they have none.
+        """Check a request, and return its options with the server's limit of tokens as a default.
 
-        The largest of its `inputs` has this number of `characters`. The reply to a chat is long by
-        default, because one that is cut helps nobody.
+        The longest of the request's `inputs` prompts has `characters` characters. The reply to a
+        chat is long by default, because a cut reply helps nobody.
         """
         config, limits = engine.config.override(options), self.config
         most, active = limits.max_prompt_characters, config.use or engine.members
         window = smallest_window(engine.member_info, active)
         if most is None and window is not None:
-            most = window * TOKEN_CHARACTERS  # a prompt that cannot fit is not encoded at all
+            most = window * TOKEN_CHARACTERS  # refuse without encoding what cannot fit
         characters += sum(map(len, (*(config.choices or ()), *config.stop)))
         if most is not None and characters > most:
             raise invalid(
@@ -184,9 +184,9 @@ class Service:
     ) -> AsyncIterator[T]:
         """Serve a request: do the work before its response in a thread, and yield the result.
 
-        The work receives a flag that is set when nobody waits for the response any more, or when
-        the server ends the request. It may take `limit` seconds, by default those of the server. If
-        it `has_grammar`, it can take long.
+        `work` receives an event, which is set when nobody waits for the response any more, or when
+        the server ends the request. `work` may take `limit` seconds (default: the server's limit).
+        `has_grammar`: whether it may take long.
         """
         cancel = threading.Event()
         limit = self.config.request_timeout if limit is None else limit
@@ -215,10 +215,10 @@ class Service:
         finally:
             with self._lock:
                 self._cancels.discard(cancel)
-            cancel.set()  # the thread may still check the request
+            cancel.set()  # the thread may still be at work
 
     async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
-        """Return the result of some work, which is all of a request."""
+        """Serve a request that consists of `work` only, and return the result."""
         async with self.admitted(work, has_grammar=has_grammar) as result:
             return result
 
@@ -241,11 +241,11 @@ class Service:
 
     @property
     def running(self) -> int:
-        """Number of requests that run or wait."""
+        """Number of requests that run or wait for their turn."""
         return len(self._cancels)
 
     def begin_drain(self) -> None:
-        """Take no more requests, and end those that run after `ServingConfig.drain_seconds`."""
+        """Refuse new requests, and end the running ones after `ServingConfig.drain_seconds`."""
         with self._lock:
             if self._stops:
                 return
@@ -257,7 +257,7 @@ class Service:
         timer.start()
 
     def cancel_all(self) -> None:
-        """End the requests that run. Their responses are the text so far."""
+        """End all running requests. Their responses are the text so far."""
         with self._lock:
             self._stops = self._cancelled = True
             for cancel in self._cancels:

@@ -1,4 +1,4 @@
-"""Bodies of requests, streams of events, and clients that leave."""
+"""Read bodies of requests, send streams of events, and notice clients that leave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from adafuse_llm.serving_config import ServingConfig
 T = TypeVar("T")
 
 SILENT_SECONDS = 15.0
-"""Seconds of silence after which a stream has a comment. Many proxies close a connection that is
+"""Seconds of silence after which a stream sends a comment. Many proxies close a connection that is
 silent for 60 seconds."""
 
 COMMENT = b": waiting\n\n"
@@ -37,7 +37,7 @@ DONE = b"data: [DONE]\n\n"
 async def read_object(
     request: Request, read: Callable[[dict[str, Any], Ignored], T], config: ServingConfig
 ) -> T:
-    """Return what `read` makes of the body of a request, a JSON object. It runs in a thread."""
+    """Read the body of a request, a JSON object, and return the result of `read` in a thread."""
     body = await read_body(request, config)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
@@ -52,7 +52,7 @@ async def read_object(
             value = read_json(body.decode("utf-8"))
             if not isinstance(value, dict):
                 raise ValueError("it is not an object")
-        except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
+        except (ValueError, RecursionError) as error:  # from JSON, its numbers, or Unicode
             raise invalid(f"the body cannot be read: {error}", code="invalid_json") from None
         return read(value, Ignored())
 
@@ -60,14 +60,14 @@ async def read_object(
 
 
 def event(data: Mapping[str, Any], kind: str = "") -> bytes:
-    """Return data as a server-sent event, whose type has a line of its own if it is given."""
+    """Return data as a server-sent event, with a line for its type `kind` if that is set."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     head = f"event: {kind}\n" if kind else ""
     return f"{head}data: {text}\n\n".encode()
 
 
 async def with_pauses(items: AsyncGenerator[T, None]) -> AsyncGenerator[T | None, None]:
-    """Yield what a generator yields, and None whenever that takes `SILENT_SECONDS`."""
+    """Yield the items of a generator, and None whenever one takes `SILENT_SECONDS`."""
     async with aclosing(items):
         waiting = asyncio.ensure_future(anext(items, None))
         try:
@@ -86,9 +86,9 @@ async def with_pauses(items: AsyncGenerator[T, None]) -> AsyncGenerator[T | None
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of some work; cancel the work if the client leaves.
+    """Return the result of `work`, or cancel the work if the client leaves.
 
-    The whole body of the request must have been read, so the next message says that it left.
+    The body of the request must be read, so that only the client's departure is left to receive.
 
     Raises:
         ClientDisconnect: the client left.
@@ -106,7 +106,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 class StreamResponse(StreamingResponse):
-    """A stream of events, whose first part has been taken. It is closed if the client leaves."""
+    """A stream of events: a first part and a generator of others, closed if the client leaves."""
 
     def __init__(self, first: bytes, parts: AsyncGenerator[bytes, None]) -> None:
         async def content() -> AsyncGenerator[bytes, None]:
