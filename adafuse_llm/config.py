@@ -294,8 +294,8 @@ class AdaFuseConfig(Options):
     """Number of likeliest tokens to list with each committed token. A number above 0 also turns
     on `logprobs`. At most 20."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as `enable_thinking`. A key that is the name of
-    a member holds a dict of variables for this member only."""
+    """Variables for the members' chat templates, such as `enable_thinking`. A dict of
+    variables under the name of a member is for this member only."""
     continue_final_message: bool = False
     """Whether the response continues the last message, which must be an assistant's."""
     calibration: Calibration | None = None

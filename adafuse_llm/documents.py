@@ -55,8 +55,8 @@ def read_documents(
 
     A file with at most ``max_chars`` characters becomes one passage. LangChain's
     ``RecursiveCharacterTextSplitter`` splits a longer file before headings, or else between
-    paragraphs, lines or words. Passages have the order of the paths, and files in a folder that of
-    their names. Hidden files and files with other suffixes are skipped.
+    paragraphs, lines or words. Passages have the order of the paths, and files in a folder are
+    sorted by name. Hidden files and files with other suffixes are skipped.
 
     Args:
         paths: the files and folders.

@@ -225,7 +225,7 @@ class FakeCodec(TextCodec):
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         tokens, at = [], 0
-        # the longest known token, or one character; `END` spelled out stays text
+        # take the longest known token, or one character; a spelled-out `END` stays text
         while at < len(text):
             size = next(
                 size

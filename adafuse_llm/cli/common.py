@@ -372,7 +372,7 @@ def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
 
 
 def unescaped(text: str) -> str:
-    r"""Return a flag's value without the escapes ``\n``, ``\t`` and ``\\``."""
+    r"""Replace the escapes ``\n``, ``\t`` and ``\\`` in the value of a flag."""
     escapes = {"n": "\n", "t": "\t", "\\": "\\"}
     return re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], text)
 

@@ -4,10 +4,10 @@ Every answer is right or wrong. The p-value is that of McNemar's exact test, and
 contains all differences that this test does not reject. So the interval excludes 0 if and only if
 p < 0.05.
 
-Another view of the test is one of random subsets, which contain every question with probability one
-half. The difference on a random subset is as likely to be above as below the true difference
-(Hartigan, "Using Subsample Values as Typical Values", 1969). The interval therefore leaves out the
-lowest and the highest 2.5 % of the differences on all subsets.
+The test is also one about random subsets, which contain every question with probability one half.
+If both systems are equally good, the difference on such a subset is as likely to be above as below
+the true difference (Hartigan, "Using Subsample Values as Typical Values", 1969). The interval
+therefore leaves out the lowest and the highest 2.5 % of the differences on all subsets.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def unseen(answers: int) -> float:
 def share(hits: int, total: int, tail: float = 0.025) -> Score:
     """Return a share in percent with its exact interval (Clopper and Pearson).
 
-    `tail` is the probability with which each bound of the interval fails.
+    Each bound of the interval fails with the probability `tail`.
     """
     low, high = _lowest_share(hits, total, tail), 1 - _lowest_share(total - hits, total, tail)
     return Score(value=100 * hits / total, low=100 * low, high=100 * high)
@@ -189,10 +189,10 @@ def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
         if not difference:
             return float(weights[gained <= 0].sum()) - empty
         ties_at_equality = gained / difference - size
-        if difference > 0:  # this many ties or more
+        if difference > 0:  # at least so many ties
             least = np.clip(np.ceil(ties_at_equality).astype(int), 0, ties + 1)
             share_of_ties = fewer[-1] - fewer[least]
-        else:  # this many or fewer
+        else:  # at most so many ties
             share_of_ties = fewer[np.clip(np.floor(ties_at_equality).astype(int) + 1, 0, ties + 1)]
         return float((weights * share_of_ties).sum()) - empty
 

@@ -34,7 +34,7 @@ class Coverage(BaseModel):
     """The accuracy of the surest answers.
 
     Attributes:
-        answered: share of the questions with one of these answers, in percent.
+        answered: number of these answers, in percent of all answers.
         confidence: the lowest confidence of these answers.
         right: share of right answers among these.
     """

@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def question_form(header: str, default: str = QUESTION_FORM) -> str:
-    """Return the form of the last example in a prompt as a template, or `default`."""
+    """Return a question template in the form of the last example in a prompt, or `default`."""
     _, begins, example = f"\n{header}".rpartition("\nQuestion:")
     if not begins:
         return default

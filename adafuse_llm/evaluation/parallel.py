@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 AHEAD = 2
 """Number of items per worker that `in_order` submits before it waits for the oldest result. More
-than one keeps all workers busy during a slow item. Few, because an interruption loses results."""
+than one keeps all workers busy during a slow item. With few, an interruption loses few results."""
 
 
 def in_order(

@@ -75,7 +75,7 @@ class Question:
 
 
 def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
-    """Return the questions of a JSON Lines file, without repeated ones, which log a warning.
+    """Return the questions of a JSON Lines file. Repeated ones are left out with a warning.
 
     `form` is the prompt of a question, with ``{question}``. If `chat`, the prompt is a message.
 

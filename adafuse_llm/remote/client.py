@@ -49,7 +49,7 @@ CLOSED = "this engine is closed; create a new one"
 
 T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
-"""Sends a request, and delivers the events of its responses, which it numbers from an int."""
+"""Sends a request, and delivers the events of its responses, numbered from the first argument."""
 
 
 class RemoteEngine(Engine):

@@ -1,6 +1,6 @@
 """The JSON of responses and errors, as the server writes it and `RemoteEngine` reads it.
 
-Answers, chunks and errors have it in their field ``adafuse``. Readers ignore unknown keys.
+Answers, chunks and errors have this JSON in a field ``adafuse``. Readers ignore unknown keys.
 """
 
 from __future__ import annotations

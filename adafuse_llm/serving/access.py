@@ -32,8 +32,8 @@ from adafuse_llm.serving_config import KEY, ServingConfig
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/health", "/ready"})
-"""Paths for probes. They need no key and accept any host, because probes use addresses. The log
-shows them only at level DEBUG, and so it does with successes of ``/metrics``."""
+"""Paths for probes. They need no key and accept any host, because probes use addresses. Only at
+level DEBUG, the log has these paths and successes of ``/metrics``."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
@@ -125,7 +125,7 @@ class AccessLog:
             return
         if self._prefix and not scope.get("root_path"):
             scope = {**scope, "root_path": self._prefix}
-        prefix = scope.get("root_path", "")  # of a proxy or an application
+        prefix = scope.get("root_path", "")  # the path at which clients find the server
         path = re.sub("/{2,}", "/", scope["path"])
         if path not in ("/", f"{prefix}/"):  # the paths of the page
             path = path.rstrip("/")

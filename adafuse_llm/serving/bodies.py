@@ -118,7 +118,7 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
         return kind.model_validate(sent)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-    # leave out types from the place of the problem: str, bool, and texts with a bracket
+    # names of types (str, bool, and texts with a bracket) are not fields
     names = [str(part) for part in problem["loc"] if part not in ("str", "bool")]
     name = ".".join(part for part in names if "[" not in part)
     message = problem["msg"][:1].lower() + problem["msg"][1:]
@@ -271,7 +271,7 @@ class ServedRequest:
 
 
 def read_options(body: Body, ignored: Ignored) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options in a body, and by option the name of its field."""
+    """Return the options in a body, and the names of their fields by option."""
     options: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in (body.adafuse.model_extra or {}).items():

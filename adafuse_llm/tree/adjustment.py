@@ -86,7 +86,7 @@ class Adjustment:
         if self.presence_penalty or self.frequency_penalty:
             for token, count in Counter([*committed[prompt:], *new]).items():
                 taken[token] = self.presence_penalty + count * self.frequency_penalty
-        # tokens that cannot follow
+        # forbidden tokens
         size = len(committed) + len(new) - prompt
         forbidden = {*self.suppressed}
         if size == 0:

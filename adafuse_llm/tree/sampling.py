@@ -20,7 +20,7 @@ class Draw:
 
     Attributes:
         key: hash of the seed and of the response up to the node, from 0 to 2^64 - 1.
-        temperature, top_p, top_k, min_p: as in `AdaFuseConfig`, and T is above 0.
+        temperature, top_p, top_k, min_p: as in `AdaFuseConfig`, but T is above 0.
         after_word: whether the token must begin with whitespace or end the response, because a word
             has ended. Has no effect if the other options leave no such token.
     """

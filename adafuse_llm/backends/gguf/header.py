@@ -42,7 +42,7 @@ NEEDED: Final = {
 """Entries that a vocabulary of byte-level BPE needs, and what happens without them."""
 
 PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-"""Matches the end of a file name if the file is one part of a split model."""
+"""Matches the end of the name of a file with one part of a split model."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
         LoadError: a file is missing, truncated or not a GGUF file.
         UnsupportedModelError: the model is not a causal language model.
     """
-    # the file, and the other parts of a split model
+    # read the headers of all parts
     path = Path(path)
     header = _read_header(path)
     files = _part_paths(path, header.get("split.count", int) or 1)
@@ -165,7 +165,7 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
 
 
 def _cache_elements(header: _Header, architecture: str) -> int:
-    # heads with keys and values in all layers, times the sizes of both
+    # heads with keys and values of all layers, times the size of a key and a value
     attention = f"{architecture}.attention"
     layers = header.get(f"{architecture}.block_count", int) or 0
     heads, pairs = (

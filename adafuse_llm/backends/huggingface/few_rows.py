@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn import functional
 
 MAX_ROWS = 8
-"""Maximum number of rows for which this product is faster."""
+"""Maximum number of rows of x for which (W xᵀ)ᵀ is faster."""
 
 MIN_WEIGHTS = 100_000
-"""Minimum number of weights for which this product is faster."""
+"""Minimum number of weights for which (W xᵀ)ᵀ is faster."""
 
 
 @contextmanager

@@ -28,7 +28,7 @@ class PathForm(RequestLogits):
         # the model's cache after the first `_committed` tokens of `tree.ids`
         self._trunk: Any = None
         self._committed = 0
-        # its caches after tips
+        # the model's caches after the tips of the tree
         self._tips: dict[Node, Any] = {}
 
     def extend(self, nodes: Sequence[Node]) -> None:

@@ -19,7 +19,7 @@ from adafuse_llm.backends.logits.state import RequestLogits, to_device
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 FIRST_ROWS = 64
-"""Number of rows of the shortest slots. The next longer slots always have twice as many."""
+"""Number of rows of the shortest slots. Longer slots have two, four, ... times as many."""
 
 LONG_PIECE = 16
 """Maximum number of tokens in a piece that attends together with others."""
@@ -325,7 +325,7 @@ class TreeForm(RequestLogits):
         first = int(np.argmin(alive))
         rows = np.flatnonzero(alive)
         self.kv.keep(first, torch.from_numpy(rows[rows >= first]))
-        # the rows after it move up
+        # the other rows move up
         moved = np.cumsum(alive) - 1
         self._trunk, self._positions = self._trunk[rows], self._positions[rows]
         self._row = {node: int(moved[row]) for node, row in self._row.items()}

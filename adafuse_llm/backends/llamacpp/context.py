@@ -31,8 +31,8 @@ BATCH_TOKENS = 2048
 PIECE_TOKENS = (32, 64)
 """Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
 Other requests wait for a piece, even if its client has left: a second for 64 tokens with 0.5 B
-parameters and one thread. With flash attention, shorter pieces cost more: it read 66 tokens per CPU
-second in pieces of 32 tokens, 74 in pieces of 64, and 77 in pieces of 256."""
+parameters and one thread. With flash attention, shorter pieces cost more: a CPU second was enough
+for 66 tokens in pieces of 32, for 74 in pieces of 64, and for 77 in pieces of 256."""
 
 REPEATABLE_TOKENS = (8, 32)
 """Minimum and maximum number of tokens in one call of llama.cpp, if results must not depend on it.

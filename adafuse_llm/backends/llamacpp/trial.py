@@ -36,7 +36,7 @@ from adafuse_llm.errors import LoadError, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 SECONDS, SECONDS_PER_GIB = 120, 30
-"""Maximum CPU time of a child process, in seconds, without and for each GiB of weights."""
+"""Maximum CPU time of a child process, in seconds: a constant, and more per GiB of weights."""
 
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 3, 2**30
 """Maximum CPU time and memory to render a chat template. Usual ones take milliseconds."""
@@ -49,7 +49,7 @@ TOLERANCE: Final = 0.1
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Maximum size of a file that its content identifies. Others: their path, size and time."""
+"""Maximum size of a file that is known by its content, and not by path, size and time."""
 
 OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 """Exit codes of a child process: out of memory, and the smallest of a crash on Windows."""
@@ -104,7 +104,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
     try:
         child = run_limited(
             try_here,
-            5 * seconds,  # the time on the clock: it waits for disks and other processes
+            5 * seconds,  # wall-clock seconds, as it waits for disks and others
             path=str(facts.files[0]),
             weights=facts.weight_bytes,
             seconds=seconds,

@@ -21,7 +21,7 @@ def adjusted(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the changed logits, [n, v], and the logarithms of their summed exponentials, [n, 1].
 
-    `logits` and `total` have the same shapes before the changes, and keep their values. `written`
+    `logits` and `total` are the same numbers before the changes, and are not overwritten. `written`
     has the committed tokens of every row's request.
     """
     pairs = zip(changes, written, strict=True)

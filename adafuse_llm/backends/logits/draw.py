@@ -127,7 +127,7 @@ def _draw_fast(
             # on a CPU, an early end costs no waiting
             if scaled.device.type == "cpu" and bool(is_in.all()):
                 break
-    # the first that can be drawn wins, if it is certain for this one and for all before it
+    # the first possible token wins, if float32 is certain about this token and all before it
     first = can_be.long().argmax(-1, keepdim=True)
     is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
     return ids.gather(-1, first).masked_fill(~is_sure, REDO)

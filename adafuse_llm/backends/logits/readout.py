@@ -54,7 +54,7 @@ class TokenTable:
 def read(
     queries: Sequence[Query], states: Sequence[RequestLogits], tokens: TokenTable
 ) -> list[QueryResult]:
-    """Return the results of queries, from the states of their requests, which have all logits."""
+    """Return the results of queries whose nodes are evaluated, from their requests' states."""
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
     word_ends = any(query.word_ends for query in queries)
@@ -70,7 +70,7 @@ def read(
     numbers = torch.cat(parts).cpu() if parts else torch.empty(0)
     size = len(numbers) - len(scored)
     rows = numbers[:size].view(len(evaluated), -1).tolist() if evaluated else []
-    # compute the few rows with ties or open draws again
+    # compute again the few rows that have ties or unfinished draws
     if unsure := [place for place, row in enumerate(rows) if row[0]]:
         again = [evaluated[place] for place in unsure]
         exact = _summaries(again, tokens, top, word_ends=word_ends, exact=True)

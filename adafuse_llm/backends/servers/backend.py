@@ -198,7 +198,7 @@ class ServerBackend(Backend):
         sample = set(self._fingerprint).union(*spread)
         prompt = self._probe()
         prompt.given, prompt.word_end = sample | self._word_ends, True
-        # check that the regular expression permits those of the first kind only
+        # check that the regular expression permits only tokens that begin with whitespace
         answer: bool | None = None
         problem = "its regular expressions do not permit those tokens that they should"
         try:
