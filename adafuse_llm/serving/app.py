@@ -214,7 +214,7 @@ def _with_variables(
 ) -> dict[str, Any]:
     """Return the options with those variables of a request that a chat template reads.
 
-    Clients send an effort of reasoning unasked, so one that a template refuses is left out.
+    Clients send ``reasoning_effort`` unasked, so an effort that a template refuses is left out.
     """
     known = {name for codec in codecs.values() for name in codec.template_facts.variables}
     variables = dict(asked.variables)
