@@ -60,7 +60,7 @@ def langchains_error() -> Iterator[None]:
     except AdaFuseError as error:
         standard = next((STANDARD[each] for each in STANDARD if isinstance(error, each)), None)
         if standard is not None and not isinstance(error, standard):
-            error.__class__ = _of_both(type(error), standard)
+            error.__class__ = _of_both(type(error), standard)  # type: ignore[arg-type]
         raise
 
 
