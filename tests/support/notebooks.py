@@ -1,8 +1,8 @@
 """Runs the cookbooks offline.
 
-``python -m tests.support.notebooks`` stores what they print. Cookbooks that can use real members do
-so then, and are left as they are if ``make real`` has not fetched the members. In tests, all of
-them use the embedded members.
+``python -m tests.support.notebooks`` stores what they print. Those whose text says that their
+stored outputs come from two real models use these models then, and are left as they are if
+``make real`` has not fetched them. In tests, all cookbooks use the embedded members.
 """
 
 import os
@@ -13,7 +13,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from benchmarks.real.members import FOLDER_VARIABLE, MEMBERS, real_files
+from benchmarks.real.members import real_files
 
 COOKBOOKS = Path(__file__).parents[2] / "cookbooks"
 METADATA = {
@@ -31,11 +31,15 @@ ENVIRONMENT = {
 }
 """Offline, and without what would only clutter stored outputs."""
 
-SMALL = {
-    FOLDER_VARIABLE: str(COOKBOOKS / "no real members"),
-    "OMP_NUM_THREADS": "1",  # tiny models are faster with one thread
-}
-"""Embedded members, also where a cookbook could use real ones."""
+VARIABLE = "ADAFUSE_MEMBERS"
+"""The environment variable that names members, as for `ChatAdaFuse`."""
+
+REAL = ("smollm", "qwen")
+TWO_REAL = "The stored outputs come from two real models"
+"""The real members of stored outputs, and how the text of a cookbook announces them."""
+
+SMALL = {VARIABLE: "", "OMP_NUM_THREADS": "1"}
+"""Embedded members, also where a cookbook could use real ones. One thread is faster for them."""
 
 
 def paths() -> list[Path]:
@@ -49,7 +53,7 @@ def stored(path: Path) -> NotebookNode:
 def executed(path: Path, *, real: bool = False) -> NotebookNode:
     """A cookbook with the outputs of a run in a new kernel.
 
-    With `real`, it finds the real members, and a cell may take an hour instead of five minutes.
+    With `real`, it uses the real members, and a cell may take an hour instead of five minutes.
     """
     notebook = stored(path)
     client = NotebookClient(
@@ -61,16 +65,16 @@ def executed(path: Path, *, real: bool = False) -> NotebookNode:
         resources={"metadata": {"path": str(path.parent)}},
     )
     commands = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    settings = ENVIRONMENT if real else {**ENVIRONMENT, **SMALL}
-    client.execute(env={**os.environ, **settings, "PATH": commands})
+    members = {VARIABLE: ",".join(str(real_files()[name]) for name in REAL)} if real else SMALL
+    client.execute(env={**os.environ, **ENVIRONMENT, **members, "PATH": commands})
     notebook.metadata = nbformat.from_dict(METADATA)
     return notebook
 
 
 def main() -> None:
-    fetched = len(real_files()) == len(MEMBERS)
+    fetched = {*REAL} <= real_files().keys()
     for path in [Path(name).resolve() for name in sys.argv[1:]] or paths():
-        real = real_files.__name__ in path.read_text(encoding="utf-8")
+        real = TWO_REAL in path.read_text(encoding="utf-8")
         if real and not fetched:
             print(f"{path.name}: its outputs are those of real members; first run: make real")
         else:
