@@ -279,10 +279,10 @@ class Engine(ABC):
             state: what the questions are about: text, messages as for `generate`, or another list
                 or mapping, which members read as JSON.
             questions: 1 to 400 of `Predicate`, `Choice` and `Score`, by name.
-            **given: the options ``use``, ``weights`` and ``chat_template_kwargs``; ``timeout`` and
-                ``cancel`` as in `Request`; and ``orders``, the maximum number of orders in which
-                members read the options. Default: all cyclic ones of up to four options, and
-                otherwise one and its reverse. With 1, members favor some places.
+            **given: the options ``use``, ``weights``, ``decisions`` and ``chat_template_kwargs``;
+                ``timeout`` and ``cancel`` as in `Request`; and ``orders``, the maximum number of
+                orders in which members read the options. Default: all cyclic ones of up to four
+                options, and otherwise one and its reverse. With 1, members favor some places.
 
         Raises:
             InvalidInputError: state, questions or options cannot be used; nothing was computed.

@@ -83,6 +83,7 @@ class Request:
             The response then has the text so far and ``finish_reason="cancelled"``. An exception of
             its ``is_set`` ends the request, too.
         name: its name in errors about its input. Default: its number in the batch.
+        is_long: whether the response is long by default, as one with a form is.
     """
 
     prompt: str | None = None
@@ -95,6 +96,7 @@ class Request:
     timeout: float | None = None
     cancel: threading.Event | None = field(default=None, compare=False, repr=False)
     name: str = ""
+    is_long: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **fields: Any) -> Self:
@@ -140,7 +142,8 @@ class Request:
         elif config.continue_final_message:
             conversation = conversation.continued()
         has_form = conversation is not None and (conversation.tools or conversation.instructions)
-        return Checked(self, conversation, config, config.most_tokens(has_form=bool(has_form)))
+        most = config.most_tokens(has_form=self.is_long or bool(has_form))
+        return Checked(self, conversation, config, most)
 
 
 def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> list[T]:

@@ -160,7 +160,8 @@ class RemoteEngine(Engine):
 
     def _work(self, request: Request) -> tuple[int, Work]:
         checked, texts = request.checked(self.config), request.texts
-        more: dict[str, Any] = {"rounds": True, "enforce": False, "timeout": request.timeout}
+        more: dict[str, Any] = {"as_engine": True, "rounds": True, "enforce": False}
+        more["timeout"] = request.timeout
         if texts is not None:
             more |= {"texts": [*texts], "ends": request.ends}
         content = _json({**self._body(checked, **more), "stream": texts is None})

@@ -169,15 +169,16 @@ def _open(
         options = _with_variables(engine, options, asked, codecs)
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
-    # check the limits of the server
+    # check the limits of the server; replies to chats are long by default, unless an engine asks
     form, conversation = asked.form, asked.conversation
+    is_long = conversation is not None and not extension.as_engine
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
         engine,
         options,
         inputs=inputs,
         characters=max(sizes) + sum(map(len, extension.texts or ())),
-        is_chat=conversation is not None,
+        is_long=is_long or form.calls_tools or form.schema is not None,
     )
     # enforce the form of the reply by a grammar, if the members can follow one
     if form.tools or form.schema is not None:
@@ -195,6 +196,7 @@ def _open(
         ends=extension.ends,
         timeout=timeout,
         cancel=cancel,
+        is_long=is_long,
     )
     requests = [replace(request, prompt=prompt) for prompt in asked.prompts] or [request]
     run = engine.open(requests)

@@ -167,6 +167,7 @@ class Extension(BaseModel):
 
     strategy: str | None = None
     rounds: bool = False
+    as_engine: bool = False
     enforce: bool | Literal["auto"] = "auto"
     instructions: str = ""
     texts: list[str] | None = None
@@ -257,7 +258,7 @@ class ServedRequest:
         """Return an error of the engine as an `ApiError` that names the field of the request."""
         described = api_error(error)
         is_limit = described.status == 504 or described.code == CONTEXT_CODE
-        if is_limit and not self.body.adafuse.rounds:  # a RemoteEngine needs the engine's names
+        if is_limit and not self.body.adafuse.as_engine:  # it needs the engine's names
             length = self.names.get("max_new_tokens", self.body.LENGTH)
             described.message = described.message.replace("timeout=", "")
             described.message = described.message.replace("max_new_tokens", length)

@@ -138,7 +138,7 @@ class Service:
         *,
         inputs: int = 1,
         characters: int = 0,
-        is_chat: bool = False,
+        is_long: bool = False,
     ) -> dict[str, Any]:
         """Check a request, and return its options with the server's limit of tokens as a default.
 
@@ -163,10 +163,9 @@ class Service:
                 f"{limits.max_choices}. Send several requests.",
                 "n",
             )
-        highest, asked = limits.max_output_tokens, config.most_tokens(has_form=is_chat)
+        highest, asked = limits.max_output_tokens, config.most_tokens(has_form=is_long)
         if highest is None or asked <= highest:
-            is_default = is_chat and config.max_new_tokens is None
-            return {**options, **({"max_new_tokens": asked} if is_default else {})}
+            return {**options}
         if options.get("max_new_tokens") not in (None, NO_LIMIT):
             raise invalid(
                 f"option 'max_new_tokens': at most {highest} on this server; got {asked}",

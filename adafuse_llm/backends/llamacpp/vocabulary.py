@@ -116,10 +116,16 @@ class LlamaTokenizer:
         with self._lock:  # wait for a running call
             self._closed = True
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError(f"{self._model.label} is closed. Load it again.")
+
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens as the file spells them."""
         spelling = self._library.llama_vocab_get_text
-        return [_text(spelling(self._vocabulary, token)) for token in ids]
+        with self._lock:
+            self._check_open()
+            return [_text(spelling(self._vocabulary, token)) for token in ids]
 
     def get_vocab(self) -> dict[str, int]:
         """Return the token ids by spelling. Of equal tokens, the first one counts."""
@@ -132,8 +138,7 @@ class LlamaTokenizer:
         """Return the tokens of a text, as a Hugging Face tokenizer does."""
         tokens: list[int] = []
         with self._lock:
-            if self._closed:
-                raise EngineClosedError(f"{self._model.label} is closed. Load it again.")
+            self._check_open()
             for part in self._parts(text):
                 tokenize = self._tokenize_short if len(part) <= SHORT else self._tokenize
                 tokens += tokenize(part, parse_special=not split_special_tokens)

@@ -11,19 +11,18 @@ function messagesFor(turn) {
 }
 
 /** Return a request for an answer of one model: a member, or the ensemble with its own options. */
-function bodyFor(turn, model = chosen.model) {
-  const all = membersOf(model), use = inUse(), isOfAdafuse = usesAdafuse(), begun = textOf(turn, "content");
+function bodyFor(turn, model = chosen.model, begun = "") {
+  const all = membersOf(model), use = inUse(), isOfAdafuse = usesAdafuse();
   const own = all.length > 1 && {
     ...(use.length < all.length && { use }),
     ...(chosen.strategy && use.length > 1 && { strategy: chosen.strategy }),
     ...(isOfAdafuse && chosen.branches && { branching_factor: Number(chosen.branches) }),
     ...(isOfAdafuse && chosen.words && { max_words: Number(chosen.words) }),
   };
-  const goesOn = model === chosen.model && begun;
   return {
     model,
-    messages: [...messagesFor(turn), ...(goesOn ? [{ role: "assistant", content: begun }] : [])],
-    ...(goesOn && { continue_final_message: true }),
+    messages: [...messagesFor(turn), ...(begun ? [{ role: "assistant", content: begun }] : [])],
+    ...(begun && { continue_final_message: true }),
     stream: true,
     stream_options: { include_usage: true },
     ...(chosen.tokens && { max_tokens: Number(chosen.tokens) }),
@@ -56,7 +55,7 @@ async function ask(turn) {
       if (!models.length) throw new Problem("The server needs an API key.");
     }
     Object.assign(turn, { asked: describe(), members: inUse(), strategy: modelOf(chosen.model)?.strategy });
-    const response = await insist("v1/chat/completions", request(bodyFor(turn), signal), problem => note(`${problem.message} Your message is sent as soon as the server is ready.`));
+    const response = await insist("v1/chat/completions", request(bodyFor(turn, chosen.model, textOf(turn, "content")), signal), problem => note(`${problem.message} Your message is sent as soon as the server is ready.`));
     if (turn.note) note("");
     await readChunks(response, chunk => {
       take(view, chunk);
@@ -99,6 +98,7 @@ function send(question) {
 function goOn(turn) {
   if (running) return;
   const view = views.get(turn);
+  if (!turn.rounds.length) for (const part of turn.parts) part.round = null;  // there was no room for them
   view.places = new Places(turn.rounds.length);
   view.written = turn.tokens ?? 0;
   Object.assign(turn, { status: "running", note: "", ending: null });

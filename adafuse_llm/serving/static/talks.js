@@ -135,6 +135,7 @@ function followOtherTabs({ key: name, storageArea }) {
   if (storageArea !== localStorage) return;
   if (talk.isKept && !kept.names(TITLE).includes(talk.id)) forget([talk.id]);
   else if (name === kept.full(TALK + talk.id) && !running) {
+    leaveEdit();
     talk.turns = kept.get(TALK + talk.id, { turns: [] }).turns;
     closeRound();
     showTalk();

@@ -39,6 +39,10 @@ class AdaFuseSelector(BaseSelector):
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
         texts = [" ".join(choice.description.split()) for choice in choices]
+        if len(texts) < 2:
+            return SelectorResult(selections=[SingleSelection(index=0, reason="the only choice")])
+        # number equal descriptions
+        texts = [t if texts.count(t) == 1 else f"{t} ({n})" for n, t in enumerate(texts, start=1)]
         question = Choice("Which of these helps to answer it?", texts)
         (likely,) = _answers(self._llm, [query.query_str], question)
         found = [likely.probabilities[text] for text in texts]
@@ -64,7 +68,7 @@ class AdaFuseRelevance(BaseNodePostprocessor):
     """A filter for query engines, which keeps the passages that members say to hold the answer.
 
     Members read each passage, and then the question. The score of a passage becomes its
-    probability, and the likeliest comes first.
+    probability, and the likeliest comes first. Passages without text are dropped.
     """
 
     llm: AdaFuseLLM
@@ -88,6 +92,7 @@ class AdaFuseRelevance(BaseNodePostprocessor):
         if query_bundle is None:
             raise InvalidInputError("AdaFuseRelevance needs a query: pass query_str=")
         question = Predicate(f"Does this text answer the question: {query_bundle.query_str}")
+        nodes = [each for each in nodes if each.node.get_content(MetadataMode.LLM).strip()]
         texts = [each.node.get_content(MetadataMode.LLM) for each in nodes]
         scored = [
             NodeWithScore(node=each.node, score=answer.probability)
