@@ -1,7 +1,7 @@
 """The `adafuse` command: parse the flags, call the engine, print the result.
 
-Exit codes: 0 success; 1 unexpected failure, failed lines (`run`), or members that cannot work
-together (`info`); 2 unusable input, option or model; 130 interruption.
+Exit codes: 0 success; 1 unexpected failure, or members that cannot work together (`info`); 2
+unusable input, option or model; 130 interrupted.
 
 Importing this package loads neither torch nor transformers.
 """
@@ -29,7 +29,6 @@ COMMANDS: Final = {
     "decide": "answer a question about a text with probabilities of given options",
     "chat": "talk with the ensemble, and see which member wrote what",
     "generate": "continue a prompt, or answer it as a chat message",
-    "run": "answer a test set and write one result per line; can be resumed",
     "serve": "serve the ensemble to applications, in the form of OpenAI's API",
     "tune": "find the best members and options, and test them against the best member alone",
     "info": "describe models and check whether they can work together",
@@ -71,8 +70,8 @@ def run(arguments: Sequence[str]) -> int:
         usage="adafuse COMMAND [flags]",
         description="Let several local language models answer as one (AdaFuse, arXiv 2601.06022).\n"
         f"\ncommands (adafuse COMMAND --help shows the flags):\n{commands}",
-        epilog="Exit codes: 0 success; 1 unexpected failure, failed lines (run), or members that\n"
-        "cannot work together (info); 2 unusable input, option or model; 130 interrupted.",
+        epilog="Exit codes: 0 success; 1 unexpected failure, or members that cannot work together\n"
+        "(info); 2 unusable input, option or model; 130 interrupted.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"adafuse {__version__}")

@@ -40,8 +40,7 @@ FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes other than 0, which the docstring of `adafuse_llm.cli` explains."""
 
 STOPPED = "interrupted"
-RESUMABLE = "interrupted: run the same command again to resume"
-"""Texts that commands print on stderr after Ctrl-C."""
+"""What commands print on stderr after Ctrl-C."""
 
 DECODING: Final = {
     "max_new_tokens": (

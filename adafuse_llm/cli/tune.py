@@ -27,8 +27,7 @@ from adafuse_llm import (
     __version__,
 )
 from adafuse_llm.calibration import DecisionCalibration
-from adafuse_llm.cli.common import INTERRUPTED, RESUMABLE, Command, Parser, Setup
-from adafuse_llm.cli.run import add_prompt
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, unescaped
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
@@ -59,7 +58,16 @@ def add_flags(parser: Parser) -> None:
         'Calibrate typed questions. A line of FILE has "state", "question", "answer" and, if the '
         'answer is not yes or no, "options"; "kind": "score" makes them a scale.',
     )
-    add_prompt(parser)
+    parser.flag("--prompts FILE", "Text with instructions and examples before every question.")
+    parser.flag(
+        "--template TEXT",
+        r"Template of a question, with {question}. \n is a line break, \\ a backslash. Default: "
+        r"the form of the examples in --prompts, otherwise 'Question: {question}\nAnswer:'.",
+        type=unescaped,
+    )
+    parser.flag("--chat", "Send the prompt as a chat message.")
+    parser.flag("--max-requests NUMBER", "Number of questions to answer at the same time.")
+    parser.flag("--overwrite", "Start again and discard existing results.")
     parser.flag("--limit N", "Use only the first N questions.")
     parser.flag(
         "--metric NAME",
@@ -101,7 +109,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
     try:
         return _fit(setup, flags) if flags.decide else _search(setup, flags)
     except RequestCancelledError:
-        tell(RESUMABLE)
+        tell(f"{STOPPED}: run the same command again to resume")
         return INTERRUPTED
 
 

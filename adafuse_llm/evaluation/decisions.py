@@ -100,9 +100,7 @@ def read_labeled(content: bytes, limit: int | None = None) -> list[Labeled]:
 
 
 def _labeled(line: Line) -> Labeled:
-    if line.problem is not None:
-        raise InvalidInputError(line.problem)
-    text, options = line.question or "", line.item.get("options")
+    text, options = line.question, line.item.get("options")
     kind = line.item.get("kind", "predicate" if options is None else "choice")
     if kind == "predicate" and options is None:
         question: typed.Question = typed.Predicate(text)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,15 @@ class Line:
 
     Attributes:
         number: the line's number, from 1.
-        question: the question, or the last user message of `messages`; None if the line has none.
-        messages: the conversation to answer; None if the line has only a question.
+        question: the question.
         label: the accepted answer or answers, as in the file.
-        problem: why the line cannot be used; None if it can.
         item: all that the line has, by name.
     """
 
     number: int
-    question: str | None = None
-    label: Any = None
-    problem: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    item: dict[str, Any] = field(default_factory=dict)
+    question: str
+    label: Any
+    item: dict[str, Any]
 
 
 def read_text(path: Path) -> str:
@@ -79,18 +75,16 @@ def put(prompt: str, *, chat: bool) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
 
 
-def read_lines(content: bytes, *, conversations: bool = False) -> list[Line]:
+def read_lines(content: bytes) -> list[Line]:
     """Return the lines of a test set that are not blank.
 
-    If `conversations`, a line may have ``messages`` in place of a question.
-
     Raises:
-        InvalidInputError: all lines are blank, or the text is UTF-16.
+        InvalidInputError: a line cannot be used, all are blank, or the text is UTF-16.
     """
     if b"\0" in content:
         raise InvalidInputError("the test set is not UTF-8 text. Save it as UTF-8.")
     raw = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
-    lines = [_read_line(number, line, conversations) for number, line in raw if line.strip()]
+    lines = [_read_line(number, line) for number, line in raw if line.strip()]
     if not lines:
         raise InvalidInputError(
             'the test set is empty; every line needs a "question" and an "answer"'
@@ -98,29 +92,20 @@ def read_lines(content: bytes, *, conversations: bool = False) -> list[Line]:
     return lines
 
 
-def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
+def _read_line(number: int, raw: bytes) -> Line:
+    where = f"line {number} of the test set"
     try:
         item = json.loads(raw)
         # refuse half a surrogate pair, NaN and infinity, which results cannot contain
         json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        return Line(number, problem=f"not JSON: {error}")
-    item = item if isinstance(item, dict) else {}
-    question, messages = item.get("question"), item.get("messages") if conversations else None
-    problem = None
-    if messages is None:
-        if not isinstance(question, str) or not question.strip():
-            problem = 'not an object with a text "question" that is not empty'
-    elif question is not None:
-        problem = 'it has both "question" and "messages": leave one out'
-    elif not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        problem = 'its "messages" must be a list of objects'
-    else:
-        users = [each.get("content") for each in messages if each.get("role") == "user"]
-        question = users[-1] if users and isinstance(users[-1], str) else None
-    if problem is None and "answer" not in item:
-        problem = 'it has no "answer"'
-    return Line(number, question, item.get("answer"), problem, messages, item)
+        raise InvalidInputError(f"{where}: not JSON: {error}") from error
+    question = item.get("question") if isinstance(item, dict) else None
+    if not isinstance(question, str) or not question.strip():
+        raise InvalidInputError(f'{where}: not an object with a text "question" that is not empty')
+    if "answer" not in item:
+        raise InvalidInputError(f'{where}: it has no "answer"')
+    return Line(number, question, item["answer"], item)
 
 
 def is_lost(error: str | None) -> bool:
@@ -197,16 +182,6 @@ class Results:
             file.truncate(0 if afresh else sum(map(len, self._lines())))
         if afresh:
             self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-
-    def tidy(self) -> None:
-        """Sort the lines, and keep only the last result of each question."""
-        lines = self._lines()
-        last = {json.loads(line)["line"]: line for line in lines}
-        ordered = [last[number] for number in sorted(last)]
-        if ordered != lines:
-            other = self._beside("new")
-            other.write_bytes(b"".join(ordered))
-            other.replace(self.path)
 
     def append(self, record: dict[str, Any]) -> None:
         """Append a result to the file."""

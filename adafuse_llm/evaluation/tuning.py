@@ -87,13 +87,12 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
     for line in read_lines(content):
         label = [line.label] if isinstance(line.label, str) else line.label
         texts = label if isinstance(label, list) else []
-        is_labeled = texts and all(isinstance(text, str) and text.strip() for text in texts)
-        problem = line.problem
-        if problem is None and not is_labeled:
-            problem = 'its "answer" must be a text or a list of texts, which are not empty'
-        if problem is not None:
-            raise InvalidInputError(f"line {line.number} of the test set: {problem}")
-        text = line.question or ""
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise InvalidInputError(
+                f'line {line.number} of the test set: its "answer" must be a text or a list of '
+                "texts, which are not empty"
+            )
+        text = line.question
         if text.strip() in questions:
             repeated.append(line.number)
         else:

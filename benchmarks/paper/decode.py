@@ -215,7 +215,6 @@ class Runner:
                     results.append(record.model_dump(mode="json", exclude_none=True))
                     done[record.line] = record
                     self._on_record(record)
-                results.tidy()
         if any(question.number not in done for question in questions):
             raise Interrupted
         return [done[question.number] for question in questions]

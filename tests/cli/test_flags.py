@@ -78,7 +78,6 @@ def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
         ("tune", "temperature=1", "sampling"),
         ("tune", "logprobs=true", "log-probabilities"),
         ("generate", "continue_final_message=true", "--prefill"),
-        ("run", "top_logprobs=2", "--rounds"),
     ],
 )
 def test_options_that_a_command_cannot_use_are_refused(
@@ -86,7 +85,6 @@ def test_options_that_a_command_cannot_use_are_refused(
 ):
     data = questions({"question": "Who?", "answer": "Ada"})
     rest = {
-        "run": ["--test-set", data, "--output", tmp_path / "out.jsonl"],
         "tune": [data, "--output", tmp_path / "out.yaml"],
         "chat": [],
     }.get(name, ["Who?"])
@@ -182,7 +180,7 @@ def test_help_and_version(adafuse):
         assert shown.exit_code == 0
         assert "-o NAME=VALUE" in shown.stdout
         assert ("--model PATH_OR_ID" in shown.stdout) == (name != "info")
-        assert (" --n NUMBER" in shown.stdout) == (name in ("generate", "run"))
+        assert (" --n NUMBER" in shown.stdout) == (name == "generate")
 
 
 @pytest.mark.parametrize(

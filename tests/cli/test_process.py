@@ -1,6 +1,5 @@
 """What needs a process of its own: imports, pipes, terminals, locks."""
 
-import json
 import os
 import resource
 import subprocess
@@ -93,40 +92,44 @@ with Results(Path(sys.argv[1])).lock():
     print("locked", flush=True)
     sys.stdin.read()
 """
-"""A program that locks an output, as `run` does, until its input ends."""
+"""A program that locks results, as `tune` does, until its input ends."""
 
 
 @pytest.fixture
 def job(questions, tmp_path):
-    test_set = questions(*({"question": f"{n}?", "answer": "Ada"} for n in range(4)))
-    return ["run", "--test-set", test_set, "--output"], tmp_path / "out.jsonl"
+    data = questions(*({"question": f"{n}?", "answer": "Ada"} for n in range(20)))
+    return ["tune", data, "--trials", 1, "--output", tmp_path / "tuned.yaml"]
 
 
-def test_a_second_process_with_the_same_output_is_refused_at_once(adafuse, fakes, start, job):
-    flags, output = job
-    first = start(HOLD, output, stdin=subprocess.PIPE)
+@pytest.fixture
+def trials(tmp_path):
+    return tmp_path / "tuned.yaml.trials.jsonl"
+
+
+def test_a_second_process_with_the_same_output_is_refused_at_once(
+    adafuse, fakes, start, job, trials
+):
+    first = start(HOLD, trials, stdin=subprocess.PIPE)
     assert first.stdout.readline() == b"locked\n"
-    for other in ([], ["--overwrite", "-o", "max_words=1"]):
-        refused = adafuse(*flags, output, *other)
+    for other in ([], ["--overwrite", "--chat"]):
+        refused = adafuse(*job, *other)
         assert refused.exit_code == 2
-        assert f"{output} is in use" in refused.stderr
+        assert f"{trials} is in use" in refused.stderr
     assert not fakes  # nothing was loaded
-    assert not output.exists()
+    assert not trials.exists()
     first.communicate(b"")
-    assert adafuse(*flags, output).exit_code == 0
-    assert [json.loads(line)["line"] for line in output.read_text().splitlines()] == [1, 2, 3, 4]
+    assert adafuse(*job).exit_code == 0
 
 
-def test_an_output_that_cannot_be_written_is_one_line(adafuse, fakes, job, tmp_path):
-    flags, output = job
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", "/dev/null"):
-        result = adafuse(*flags, path)
-        assert (result.exit_code, str(path) in result.stderr) == (2, True)
+def test_an_output_that_cannot_be_written_is_one_line(adafuse, fakes, job, trials):
+    os.mkfifo(trials)
+    result = adafuse(*job)
+    assert (result.exit_code, f"{trials} is not a regular file" in result.stderr) == (2, True)
+    trials.unlink()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
     try:
-        result = adafuse(*flags, output, "--rounds")
+        result = adafuse(*job)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.exit_code == 2

@@ -69,12 +69,11 @@ def test_enough_questions_calibrate_the_confidence(adafuse, job, questions, tmp_
     written = read_config(tmp_path / "tuned.yaml").config
     assert written.calibration is not None
     assert {*written.calibration.members} == {*(written.use or ())}
-    record = tmp_path / "answers.jsonl"
-    run = ["run", "--test-set", data, "--output", record, "--config", tmp_path / "tuned.yaml"]
-    assert adafuse(*run).exit_code == 0
-    told = json.loads(record.read_text().splitlines()[0])["confidence"]
-    assert told == pytest.approx(0.2, abs=0.02)
-    refused = adafuse(*run, "--overwrite", "--use", "wren")
+    prompt = "Question: Who founded mill 1?\nAnswer:"
+    use = ["generate", prompt, "--json", "--config", tmp_path / "tuned.yaml"]
+    told = json.loads(adafuse(*use).stdout.splitlines()[-1])["generation"]
+    assert told["confidence"] == pytest.approx(0.2, abs=0.02)
+    refused = adafuse(*use, "--use", "wren")
     assert (refused.exit_code, "'calibration'" in refused.stderr) == (2, True)
 
 
@@ -108,6 +107,17 @@ def test_an_interrupted_search_goes_on_and_another_does_not(adafuse, job, tmp_pa
     assert "describes wren alone" in adafuse(*job).stdout
     assert "seed 1, not 2" in adafuse(*job, "--seed", 2).stderr
     assert adafuse(*job, "--chat").exit_code == 2
+
+
+def test_a_question_follows_the_prompts_in_the_template(adafuse, job, tmp_path, spy, fakes):
+    asked = []
+    spy("generate", lambda options: asked.append(options["messages"]))
+    (tmp_path / "prompts.txt").write_text("Be brief.\n")
+    flags = ["--prompts", tmp_path / "prompts.txt", "--template", r"Is $\\n \frac$?\n{question}"]
+    assert adafuse(*job, *flags, "--chat", "--max-requests", 3).exit_code == 0
+    assert fakes[0]["runtime"].max_requests == 3
+    prompt = "Be brief.\n\nIs $\\n \\frac$?\nWho founded mill 7?"
+    assert [{"role": "user", "content": prompt}] in asked
 
 
 def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):

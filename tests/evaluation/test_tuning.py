@@ -183,6 +183,19 @@ def test_fixed_options_are_kept_members_restricted_and_options_of_the_engine_not
     assert [t.score for t in other.trials] == [t.score for t in found.trials]
 
 
+def test_questions_are_answered_at_the_same_time(monkeypatch):
+    together = threading.Barrier(4)
+    real = AdaFuseEngine.generate
+
+    def generate(self, prompt, **options):
+        together.wait(timeout=60)  # fails unless four questions are asked at once
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    found = search(complementary(), trials=1)
+    assert not any(trial.failed for trial in found.tested.values())
+
+
 def test_lost_answers_allow_no_conclusion_and_are_decoded_again(monkeypatch):
     held = divide(questions(40), 0.5, seed=1)[1][0]
     engine = complementary()
