@@ -11,9 +11,9 @@ Members read the state once, and then each question with its options behind lett
 
     Answer with the letter only.
 
-Members prefer letters and places, whatever stands there. So they read the options in several
-orders, and the mean of the log-probabilities counts. The options of a `Choice` are sorted first, so
-their given order changes no answer.
+Members favor some letters and places, whatever option stands there. So they read the options in
+several orders, and the mean of the log-probabilities counts. The options of a `Choice` are sorted
+first, so their given order changes no answer.
 """
 
 from __future__ import annotations

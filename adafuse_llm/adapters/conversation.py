@@ -173,7 +173,7 @@ def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
 
-    # the result of a call, or of none that members know
+    # a result; members read it as text if they read its call as text, or know no such call
     if role == "tool":
         key, is_text = known.answer(turn.get("tool_call_id"))
         if is_text:

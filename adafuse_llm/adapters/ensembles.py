@@ -89,7 +89,7 @@ class Ensemble:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the engine exists, and a loaded one is open."""
+        """Whether there is an existing engine, or the members are loaded."""
         return self._open is not None
 
     @property

@@ -255,7 +255,7 @@ def flips(orders: Sequence[Array]) -> Score:
 def _table(logprobs: Sequence[Array], labels: int) -> Array:
     """Return the factors of the coefficients, [questions, options, members + labels].
 
-    They are not numbers where a question has fewer options than others.
+    Where a question has fewer options than others, they are NaN.
     """
     most = max(each.shape[1] for each in logprobs)
     table = np.full((len(logprobs), most, len(logprobs[0]) + labels), np.nan)

@@ -79,7 +79,7 @@ class Grammar:
             )
         # a hostile grammar harms only the child process that tries it
         try_grammar(lark)
-        # what remains can be invalid, or such that no text fits it
+        # a harmless grammar can still be invalid, or fit no text
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
             raise GrammarError(_reason(self._start.get_error(), option))

@@ -189,7 +189,7 @@ def _name(look: Look | Shared) -> Text:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Describe the runner-up of a round, after the probability of the winner if known."""
+    """Return the probability of a round's winner, if known, and a description of the runner-up."""
     probabilities = decided.choice_probabilities
     others = [
         (candidate.score, index)

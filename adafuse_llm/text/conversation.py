@@ -360,7 +360,7 @@ def check_role(role: Any, what: str) -> str:
 
 
 def check_content(content: Any, what: str, role: str = "") -> str:
-    """Return content as text: a text, a list of text parts, or None.
+    """Return the text of `content`, which is a text, a list of text parts, or None.
 
     Parts are pieces of one text, which chat templates write without anything between them. Those of
     a tool's result are values of their own, so each begins a line.

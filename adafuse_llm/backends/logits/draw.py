@@ -58,7 +58,7 @@ def drawn(
     for rule, keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
         hashes = to_device(signed(list(keys.values())), logits.device)[:, None]
-        # only these tokens can follow a word
+        # after a word, only a token that ends it can follow
         is_end = None
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)

@@ -44,8 +44,9 @@ class LlamaServerApi(ServerApi):
     """The API of llama-server, which cannot be asked for the log-probabilities of given tokens.
 
     So a second call adds `BIAS` to the logits of these tokens, which makes them the likeliest, and
-    `unbiased` computes their log-probabilities without it. The server draws a token, and returns no
-    list if this token ends within a character. So a bias makes it draw one of whole characters.
+    `unbiased` computes their log-probabilities without it. The server also draws a token, and
+    returns no log-probabilities if this token ends within a character. So `DRAWN_BIAS` makes it
+    draw a token of whole characters.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:

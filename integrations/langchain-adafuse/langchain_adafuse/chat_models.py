@@ -44,7 +44,7 @@ from langchain_adafuse._model import EnsembleModel
 logger = logging.getLogger(__name__)
 
 WARNINGS_KEY = "adafuse_warnings"
-"""Key in the ``response_metadata``, with what is wrong with a reply and its calls."""
+"""Key of the warnings about a reply and its calls in the ``response_metadata``."""
 
 
 Schema = dict[str, Any] | type
