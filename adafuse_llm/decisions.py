@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from adafuse_llm.interface import Engine
 
 MAX_QUESTIONS, MAX_OPTIONS = 400, 255
-ALL_ORDERS = 4  # most options that members read in all cyclic orders, and not only in two
-MIN_MASS = 0.1  # of all labels together, below which an answer has a warning
+ALL_ORDERS = 4  # members read up to so many options in all cyclic orders, and more only in two
+MIN_MASS = 0.1  # if all labels together have less probability, an answer has a warning
 NOT_FITTED = ("use", "weights", "orders")  # options of calls for which no calibration is valid
 IMAGES = ("image", "image_url", "input_image")
 
@@ -74,7 +74,7 @@ class Question:
             )
 
     def orders(self, most: int | None) -> list[list[str]]:
-        """Return the orders of the options that members read: at `most` so many."""
+        """Return the orders in which members read the options; at most `most`, if given."""
         first = sorted(self.options) if isinstance(self, Choice) else [*self.options]
         if len(first) > ALL_ORDERS:
             return [first, first[::-1]][:most]
@@ -102,7 +102,7 @@ class Choice(Question):
 
 
 class Score(Question):
-    """A question whose answer is a level on a scale. The options are 2 to 255 levels, upwards."""
+    """A question whose answer is a level on a scale of 2 to 255 levels, given lowest first."""
 
 
 def ask(
@@ -195,7 +195,7 @@ def state_text(state: Any, what: str) -> str:
 
 
 def json_text(data: Any, what: str) -> str:
-    """Return data as members read it. An error names it `what`, such as one about an image."""
+    """Return data as JSON, as members read it. Errors, for example about images, name it `what`."""
     text = to_json(plain_json(data, what))
     if any(f'"type": "{kind}"' in text for kind in IMAGES):
         raise InvalidInputError(f"{what} has an image; only text is allowed. Describe it.")
@@ -253,7 +253,7 @@ def _answer(
 
 
 def _labels(size: int) -> list[str]:
-    # none is the beginning of another one
+    # no label is the beginning of another one
     if size <= len(ascii_uppercase):
         return [*ascii_uppercase[:size]]
     first = 10 if size <= 90 else 100

@@ -41,14 +41,14 @@ class Turn(TypedDict, total=False):
     Attributes:
         role: ``system``, ``user``, ``assistant`` or ``tool`` (the result of a call), or another
             framework's name for one of these roles.
-        content: text, or a list of parts. Of those without text, such as ``{"type": "image"}``,
-            members read a note, except in replies.
+        content: text, or a list of parts. Members read a note in place of a part without text, such
+            as ``{"type": "image"}``; in replies, they read nothing.
         name: name of the speaker. Members read only that of a user, before the content.
         tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are no
             JSON object, for example because the call was cut off, members read the call and its
             result as text.
-        tool_call_id: in a tool's message, the id of the call that it answers. Without one, it
-            answers the first call that waits. Without such a call, members read it as text.
+        tool_call_id: in a tool's message, the id of the call that it answers. Without an id, it
+            answers the first call that waits. If there is no such call, members read it as text.
         reasoning: in an assistant's message, the reasoning before the content. If it is None,
             reasoning between ``<think>`` and ``</think>`` at the beginning of the content counts.
     """
@@ -71,10 +71,9 @@ def to_conversation(
 ) -> Conversation:
     """Convert a conversation for ``AdaFuseEngine.generate(messages=...)``.
 
-    Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which only chat
-    templates show that read it. `warn` is called with one sentence if members read calls or results
-    as text, and with one if parts have no text. The other arguments are those of
-    `check_conversation`.
+    Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which members see
+    only if their chat templates read it. `warn` gets one sentence if members read calls or results
+    as text, and one if parts have no text. The other arguments are those of `check_conversation`.
 
     Raises:
         InvalidInputError: as `check_conversation`.
@@ -97,7 +96,7 @@ class _Calls:
         names: the names of their tools.
         text: the calls that members read as text.
         waiting: the calls of the last reply that have no result yet.
-        odd: what members read as text, in words; only the keys count.
+        odd: descriptions of what members read as text, as keys (an ordered set).
         unread: the types of parts without text.
     """
 
@@ -108,7 +107,7 @@ class _Calls:
     unread: set[str] = field(default_factory=set)
 
     def texts(self, part: Any, role: str) -> list[Any]:
-        """Return a part of a message; a note if it has no text, but none in replies."""
+        """Return a part with text in a list. Else, the list has a note, or nothing in a reply."""
         if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
             return [part]
         kind = str(part.get("type"))
@@ -116,7 +115,7 @@ class _Calls:
         return [] if role == "assistant" else [f"[{kind}, not shown]"]
 
     def add(self, call: Any) -> MessageCall | str:
-        """Return a call; as members write it, if it has no name or no object of arguments."""
+        """Return a call, or the text of a call without a name or an object of arguments."""
         function, key = function_of(call), isinstance(call, Mapping) and call.get("id")
         key = str(key or f"call_{len(self.names)}")
         name, arguments = function.get("name"), function.get("arguments")
@@ -162,7 +161,7 @@ def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
 
-    # calls, of which malformed ones follow the text
+    # calls; malformed ones become text at the end of the content
     calls = turn.get("tool_calls")
     if calls and role == "assistant" and isinstance(calls, (list, tuple)):
         known.waiting.clear()

@@ -37,9 +37,9 @@ class Ensemble:
         loading: other keywords of `AdaFuseEngine.from_pretrained`.
 
     Raises:
-        InvalidInputError: `members` is no list of these or is empty, or names are not unique.
-        InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or there
-            are an engine and a strategy.
+        InvalidInputError: `members` is empty or no list of members, or names are not unique.
+        InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or both
+            an engine and a strategy are given.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ensemble:
             )
         find_strategy(strategy)
         self.existing, self.strategy, self.loading = existing, strategy, loading
-        self.members: tuple[MemberSpec, ...] = ()  # those that ship with the package
+        self.members: tuple[MemberSpec, ...] = ()  # empty for the embedded ones
         if existing is None and members != "embedded":
             self.members = as_specs(members, loading.get("revision"))
             member_names(self.members)
@@ -155,7 +155,7 @@ class Ensemble:
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
-        """Release the members, also for the ensembles that share them. An engine stays open."""
+        """Release the members, also for ensembles that share them. A passed engine stays open."""
         if self.existing is None and (engine := _LOADED.pop(self._key, None)) is not None:
             engine.close()
 

@@ -52,7 +52,7 @@ class EnsembleFields(OptionFields):
     """Settings of the engine's scheduler and caches."""
     strategy: str = AUTO
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
-    differ only in it share their weights. With `engine`, the engine has the strategy."""
+    differ only in it share their weights. An `engine` has its own, so leave this out."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = ALIASES
     """Other names of fields."""
@@ -136,7 +136,7 @@ class EnsembleFields(OptionFields):
 
     @property
     def _decide_options(self) -> dict[str, Any]:
-        """Those of `Engine.decide`. Weights of a call would disable a calibration."""
+        """The options of `Engine.decide`, without weights if these would disable a calibration."""
         options = self._options
         useless = ("weights",) if "decisions" in options else ()
         known = DecideOptions.__annotations__.keys() - {*useless}

@@ -28,15 +28,15 @@ def to_question(sent: Mapping[str, Any]) -> Question:
             f"type must be noul (or predicate), choice or score; got {short_repr(kind)}"
         )
     names = [as_text(option) for option, _ in pairs]
-    options = about if len(about) == len(names) else names  # equal ones are refused
+    options = about if len(about) == len(names) else names  # a list keeps equal ones, an error
     return Choice(text, options) if kind == "choice" else Score(text, options)
 
 
 def options_of(sent: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Return the options of a question with their descriptions.
 
-    They are a mapping or a list in ``criteria``, and in OpenAI's API a list in ``choices`` or
-    ``levels``, of mappings with ``value`` or ``label`` and ``description``.
+    They are a mapping or a list in ``criteria``. In OpenAI's API, they are a list in ``choices`` or
+    ``levels``, of mappings that have ``value`` or ``label``, and ``description``.
     """
     given: Any = sent.get("criteria") or sent.get("choices") or sent.get("levels")
     if isinstance(given, dict):
@@ -66,7 +66,7 @@ def to_answer(question: Question, answer: Answer) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, the parts of one joined, and data as JSON."""
+    """Return a text as it is, joined parts of a text, or other data as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     parts = value if isinstance(value, list) else []

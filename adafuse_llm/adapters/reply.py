@@ -96,8 +96,8 @@ class CallPiece:
     Attributes:
         number: which call of the reply it is, from 0.
         name: the name of the tool in the first piece, and None in the others.
-        arguments: more of the arguments' JSON. If the call is not valid in the end, the last piece
-            has a wrong bracket, so that no client completes and runs the call.
+        arguments: more of the arguments' JSON. If the call turns out invalid, the last piece has a
+            wrong bracket, so that no client completes and runs the call.
     """
 
     number: int
@@ -161,13 +161,13 @@ class ReplyReader:
     It holds back text that may be the beginning of a marker, and a reply that may be nothing but
     calls without markers. A call comes at its closing marker or, with `in_pieces`, while members
     write it. A call with the same name and arguments as an earlier one is left out, and so are all
-    calls after it: tools would act twice. A call that may become such a one comes when it differs.
+    calls after it: tools would act twice. A call that may still repeat another one is held back.
 
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        as_text: whether malformed calls without earlier pieces are text. Then, the one that a limit
-            cut off is left out.
+        as_text: whether malformed calls are text, unless pieces of them came before. If so, a call
+            that a limit cut off is left out.
         in_pieces: whether the members follow the grammar of calls, so that no call is malformed
             unless it is cut off.
     """
@@ -260,8 +260,8 @@ class ReplyReader:
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
         """Return the position and text of the first marker in the buffer that takes effect.
 
-        A call ends at the first marker after its whole JSON, whose texts may have the marker, too.
-        At the end of the reply, a call without JSON ends at the first one.
+        Texts in a call's JSON may contain markers, so the call ends at the first one after all of
+        its JSON. At the end of the reply, a call without JSON ends at the first marker.
         """
         if self._kind is ToolCall:
             ends = [match.start() for match in re.finditer(CALL_CLOSES, self._buffer)]
@@ -404,9 +404,9 @@ def _may_be_calls(text: str) -> bool:
 
 
 def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
-    """Return the calls that a whole reply without markers is.
+    """Read a whole reply without markers as calls.
 
-    If there are none, also return why; this is empty if the reply does not look like a call.
+    If this fails, also return why, or "" if the reply does not look like a call.
     """
     rest = _FENCE.sub("", text).strip()
     calls: list[ToolCall] = []
@@ -445,7 +445,7 @@ def _problem(call: ParsedCall, tools: Sequence[Tool]) -> str:
 
 
 def _unclosed(text: str, cut: str) -> ParsedCall:
-    """Read a call without its closing marker. If its JSON is whole, the call is."""
+    """Read a call without its closing marker, which is valid if its JSON is whole."""
     call = _read_call(text[: len(text) - begun_size(text, [CALL_CLOSES])])
     if isinstance(call, ToolCall):
         return call
@@ -472,7 +472,7 @@ def _to_call(call: Any, text: str) -> ParsedCall:
 
 
 def _open_call(text: str) -> list[_OpenCall]:
-    """Read the beginning of a call that has its name, and the beginning of its arguments."""
+    """Read an unfinished call, as soon as it has its name and the beginning of its arguments."""
     whole = _NUMBER_AT_END.sub("", text)  # more digits could follow
     with suppress(ValueError):  # more than JSON, or a number that is too large
         call = from_json(whole, allow_partial="trailing-strings", allow_inf_nan=False)
@@ -484,7 +484,7 @@ def _open_call(text: str) -> list[_OpenCall]:
 
 
 def _closers(value: Any) -> str:
-    """Return the end of a value's JSON that comes later if the value grows at its end."""
+    """Return the brackets and quotes that end a value's JSON, before which more can come."""
     if not isinstance(value, (dict, list)):
         return '"' if isinstance(value, str) else ""
     last = [*(value.values() if isinstance(value, dict) else value)][-1:]

@@ -61,7 +61,7 @@ class ReplyForm:
 
     @property
     def is_free(self) -> bool:
-        """Whether every text is such a reply."""
+        """Whether every text has this form."""
         return not self.calls_tools and self.schema is None
 
     @property
@@ -84,10 +84,11 @@ class ReplyForm:
     def check_constraints(
         self, given: Iterable[str], response_format: str = "response_format"
     ) -> None:
-        """Refuse `given`, the names of a call's options that determine another form.
+        """Refuse options of a call, with the names `given`, that determine another form.
 
         Raises:
-            InvalidOptionError: there are such options. It has the call's name `response_format`.
+            InvalidOptionError: there are such options, and the form is not free. The message names
+                the field of a schema as the call does, `response_format`.
         """
         names = [*given]
         if names and not self.is_free:
@@ -100,8 +101,9 @@ class ReplyForm:
     def after(self, turns: Iterable[Turn]) -> ReplyForm:
         """Return the form of the next reply in a conversation, if it may be a call or an object.
 
-        Small members prefer an object with invented values to a call, and then the same call to the
-        object. So no object comes before a result of a tool, and no call after a repeated one.
+        Small members tend to invent the values of an object instead of calling a tool, and later to
+        repeat a call instead of writing the object. So no object comes before a tool's result, and
+        no call after a repeated one.
         """
         if not self.calls_tools or self.choice != "auto" or self.schema is None:
             return self
@@ -119,7 +121,7 @@ class ReplyForm:
         return replace(self, choice="none") if len({*calls}) < len(calls) else self
 
     def reader(self, options: Mapping[str, Any], *, as_text: bool = True) -> ReplyReader:
-        """Return a reader of a reply to `options`, which are those that `enforced` returned."""
+        """Return a reader of a reply. `options` are those that `enforced` returned."""
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,

@@ -117,7 +117,7 @@ def _rule_of(tool: Tool, problems: list[str] | None) -> str:
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments, which are always an object."""
-    empty: tuple[Any, ...] = (None, [])  # so some languages write what is absent
+    empty: tuple[Any, ...] = (None, [])  # some languages write these for what is absent
     schema = {key: value for key, value in tool.parameters.items() if value not in empty}
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, (list, tuple)) and "object" in kind):

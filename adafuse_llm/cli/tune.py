@@ -194,7 +194,7 @@ def _fit(setup: Setup, flags: Namespace) -> int:
 def _job(
     setup: Setup, flags: Namespace, config: AdaFuseConfig, identity: dict[str, Any]
 ) -> Iterator[tuple[AdaFuseEngine, list[dict[str, Any]], Results, Event, Progress]]:
-    """Yield the engine, known results, the file of results, and what cancels and shows."""
+    """Yield the engine, known results, their file, what cancels the job, and its progress bar."""
     output = flags.output
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not flags.overwrite and not results.path.exists():

@@ -30,7 +30,7 @@ from adafuse_llm.evaluation.files import Line, read_lines
 FEWEST, FEWEST_OF_A_LABEL, FOLDS = 50, 5, 10
 RIDGE = 1.0  # of squared coefficients, for log-probabilities with a standard deviation of 1
 WORTH = 1.92  # what a member must add to the log-likelihood: p < 0.05 in a likelihood-ratio test
-LEAST = 2e-3  # sum of the coefficients of members that all know nothing
+LEAST = 2e-3  # smallest coefficient of a chosen member, or sum of all if no member helps
 STEPS = 50
 
 Record: TypeAlias = dict[str, Any]
@@ -188,7 +188,7 @@ def fit_decisions(
         members: names of the members.
         logprobs: the log-probabilities of each question, [members, options].
         rights: index of the right option of each question.
-        labels: names of the options, if they are those of all questions and get intercepts.
+        labels: names of the options, if all questions have the same ones, which get intercepts.
         groups: number of the state of each question; folds do not share states. Default: none do.
         most_wrong: percentage of the answers at or above the threshold that may be wrong.
 
@@ -272,7 +272,7 @@ def _softmax(scores: Array) -> Array:
 
 
 def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], members: int) -> Array:
-    """Return the best coefficients with which no allowed member has a negative one."""
+    """Return the best coefficients: at least 0 for allowed members, and 0 for other members."""
     labels, found = range(members, table.shape[2]), []
     for size in range(1, len(allowed) + 1):
         for chosen in combinations(allowed, size):
@@ -287,7 +287,7 @@ def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], member
 
 
 def _fit(table: Array, right: NDArray[np.int64], columns: Sequence[int]) -> tuple[Array, float]:
-    """Maximize the penalized log-likelihood by Newton's method. Return all coefficients, and it."""
+    """Maximize the penalized log-likelihood by Newton's method. Return the coefficients and it."""
     exists, questions = ~np.isnan(table[..., 0]), np.arange(len(right))
     known = np.where(exists[..., None], table[..., columns], 0.0)
     scale = np.maximum(known[exists].std(axis=0), 1e-6)

@@ -45,7 +45,7 @@ class _StateBody(bodies.Body):
 def read_questions(
     body: dict[str, Any], ignored: Ignored
 ) -> tuple[bodies.ServedRequest, str, dict[str, Question]]:
-    """Read a request with typed questions, in either form: return it, the state and them."""
+    """Read a request in either form. Return it, its state, and its questions by name."""
     is_map = isinstance(body.get("questions"), dict)
     kind: type[_Body | _StateBody] = _StateBody if is_map else _Body
     with naming(kind.PROMPT):
@@ -114,7 +114,7 @@ async def _decided(
 
 
 def _listed(sent: Mapping[str, Any], question: Question, answer: Answer) -> dict[str, Any]:
-    """Return an answer in OpenAI's form, in which one that is not sure is a refusal."""
+    """Return an answer in OpenAI's form. An answer that is not sure becomes a refusal."""
     fields: dict[str, Any] = {"name": sent.get("name"), EXTENSION: answer.model_dump()}
     if answer.is_sure is False:
         return {**fields, "type": "refusal"}

@@ -167,7 +167,7 @@ def response_usage(counts: Usage) -> dict[str, Any]:
 
 
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""What events about the text of an item are named after, by its type."""
+"""Beginnings of the names of events about the text of an item, by the type of the item."""
 
 
 class ResponseWriter:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
 CUT_KEY = "adafuse_cut"
-"""Key of what ended a reply before its end, such as a limit."""
+"""Key of what cut a reply off, such as a limit."""
 
 ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
@@ -54,7 +54,7 @@ STANDARD: Mapping[type[AdaFuseError], type[exceptions.ModelError]] = {
 
 @contextmanager
 def langchains_error() -> Iterator[None]:
-    """Raise errors that are also of LangChain's class for them."""
+    """Make errors in the block also instances of LangChain's class for them."""
     try:
         yield
     except AdaFuseError as error:
@@ -112,7 +112,7 @@ class ResponseChunks(ABC):
         """Return the finished response."""
 
     def records(self, event: StreamEvent) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return the record of the event's round, and what messages have of it."""
+        """Return the record of the event's round, if any, and what messages keep of it."""
         call = self.call
         if event.round is None or call.model.round_detail == "none":
             return [], {}
@@ -158,7 +158,7 @@ class ModelCall:
     """One call of a model with overrides.
 
     Attributes:
-        not_enforced: what of the form is not enforced although it should be, and why; "" if it is.
+        not_enforced: which part of the form should be enforced but is not, and why; or "".
     """
 
     model: EnsembleModel
@@ -227,7 +227,7 @@ class ModelCall:
         ]
 
     def _with_effort(self, engine: Engine, options: dict[str, Any], effort: str) -> dict[str, Any]:
-        """Add an effort to the variables of chat templates, of which the user's own come first."""
+        """Add an effort to the variables of chat templates. The user's variables override it."""
         read, problem = {EFFORT: effort}, ""
         if isinstance(engine, AdaFuseEngine):  # a server has templates that are not known here
             active = [each for each in engine.backends if each.name in self.model._names]
@@ -239,7 +239,7 @@ class ModelCall:
 
 
 def _for_whole(run: Any) -> Any:
-    """Return a run without the handlers that pass chunks on to a user, who did not ask for them."""
+    """Return a run whose handlers pass no chunks on to the user, who asked for none."""
     if run is None:
         return None
     run = copy(run)  # LangChain knows these handlers by their method, too

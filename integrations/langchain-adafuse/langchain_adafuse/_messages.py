@@ -22,7 +22,7 @@ ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 def to_turn(message: BaseMessage) -> Turn:
-    """Convert a message. The results of tools have JSON in blocks that LangChain does not know."""
+    """Convert a message. In a tool's result, blocks that LangChain does not know become JSON."""
     kind = message.type.removesuffix("MessageChunk").lower()
     parts: list[Any] = []
     reasoning: list[str] = []
@@ -69,8 +69,8 @@ def as_function(schema: dict[str, Any]) -> dict[str, Any]:
 def openai_tool(tool: ToolLike, strict: bool | None = None) -> dict[str, Any]:
     """Convert a tool to OpenAI's form, with its whole schema.
 
-    LangChain itself drops schemas without ``properties``, such as that of a list, and what is
-    recursive in those of classes.
+    LangChain's own conversion drops schemas without ``properties``, such as that of a list, and the
+    recursive parts of a class's schema.
     """
     model = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
     if isinstance(tool, dict) and "title" in tool:

@@ -64,7 +64,7 @@ class EnsembleRunnable(EnsembleFields, Serializable):
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def bind(self, **kwargs: Any) -> Any:
-            """Return the model with other options, to which the other keywords are bound.
+            """Return a copy of the model with the given options, and bind other keywords to it.
 
             LangChain's binding would lose options that are bound before `bind_tools`.
             """

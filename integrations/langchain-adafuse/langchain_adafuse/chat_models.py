@@ -99,7 +99,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     ) -> int:
         """Count the tokens of the whole prompt, for the active member that needs the most.
 
-        The messages can be any part of a conversation, in any order. Without text, they have none.
+        The messages can be any part of a conversation, in any order. Without any text, calls and
+        tools, the number is 0.
         """
         turns = [to_turn(message) for message in messages]
         described = to_tools(tools or ())

@@ -31,9 +31,9 @@ class AdaFuseResponse(lc.ClassifierResponse):
 class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
     """A LangChain decision model backed by an ensemble of local language models.
 
-    The fields for members are those of `ChatAdaFuse`, and the options those of
-    `AdaFuseEngine.decide`, which also explains the answers and the errors; others have no effect.
-    Every call can override them. A state is text, JSON or messages, without images.
+    The fields for members are those of `ChatAdaFuse`. The options are those of
+    `AdaFuseEngine.decide`, which also explains the answers and the errors. Other options have no
+    effect. Every call can override the options. A state is text, JSON or messages, without images.
     """
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
@@ -45,7 +45,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
     orders: int | None = Field(default=None, ge=1)
     """Maximum number of orders in which members read the options of a question. Default: all cyclic
-    ones of up to four options, and otherwise one and its reverse."""
+    orders of up to four options; of more options, one order and its reverse."""
 
     _per_call = (*EnsembleRunnable._per_call, "orders")
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
 
 WARNINGS_KEY = "adafuse_warnings"
-"""Key in the ``additional_kwargs`` of responses, with what is wrong with the calls of a reply."""
+"""Key of the warnings about the calls of a reply in the ``additional_kwargs`` of responses."""
 
 
 class Reply:
@@ -56,7 +56,7 @@ class Reply:
     def take(
         self, event: StreamEvent, raw: AdaFuseRaw, logprobs: list[list[LogProb]] | None
     ) -> ChatResponse:
-        """Return the response after one more event. Calls that are not whole have JSON so far."""
+        """Return the response after one more event. Arguments of unfinished calls are JSON text."""
         added = ReplyDelta(content=event.text)
         if self._reader is not None:
             added = self._reader.add(event.text, event.reply_prefix, event.generation)
@@ -130,7 +130,7 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
 
 
 def reason_of(response: ChatResponse) -> str:
-    """Return why a reply ended, or "" if it did not."""
+    """Return why a reply ended, or "" if it has not ended."""
     return str(getattr(response.raw, "finish_reason", None) or "")
 
 

@@ -119,7 +119,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def metadata(self) -> LLMMetadata:
         """Context window, output limit and abilities, from the members' files.
 
-        Reading them loads the members only if these files do not tell.
+        Reading this loads the members only if the files do not tell.
         """
         limit, names = self._config.max_new_tokens, self._names
         is_chat = self.is_chat_model
@@ -367,7 +367,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
     ) -> Request:
-        """Return the request for a chat. With `messages_to_prompt`, it has a prompt for all."""
+        """Return the request for a chat. With `messages_to_prompt`, all members read one prompt."""
         # what the members may write
         options = self._call_options(overrides)
         if not form.is_free:

@@ -19,16 +19,16 @@ from adafuse_llm.errors import InvalidInputError
 
 
 class AdaFuseSelector(BaseSelector):
-    """A selector for `RouterQueryEngine`, whose members answer with probabilities.
+    """A selector for `RouterQueryEngine`, which chooses by the members' probabilities.
 
-    They read the query, and then the descriptions of the choices. The order of the choices does not
-    count. The ``reason`` of a selection has its probability.
+    Members read the query, and then the descriptions of the choices. The order of the choices does
+    not count. The ``reason`` of a selection gives its probability.
 
     Args:
         llm: its members answer, with its options for decisions and its `request_timeout`. Instead,
             pass `members=`, `engine=` or other fields of `AdaFuseLLM`.
-        threshold: probability from which on a choice is selected beside the likeliest one. The
-            probabilities of all choices together are 1.
+        threshold: lowest probability at which a choice is selected in addition to the likeliest
+            one. The probabilities of all choices sum to 1.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class AdaFuseSelector(BaseSelector):
 
 
 class AdaFuseRelevance(BaseNodePostprocessor):
-    """A filter for query engines, which keeps the passages that members say to hold the answer.
+    """A filter for query engines, which keeps the passages that probably hold the answer.
 
     Members read each passage, and then the question. The score of a passage becomes its
     probability, and the likeliest comes first. Passages without text are dropped.
@@ -76,7 +76,7 @@ class AdaFuseRelevance(BaseNodePostprocessor):
 
     threshold: float = 0.5
     """Lowest probability of the passages that are kept. Small members rank passages better than
-    they say yes or no, so choose it with labeled examples."""
+    they say yes or no, so choose the threshold with labeled examples."""
 
     top_n: int | None = Field(default=None, ge=1)
     """Maximum number of passages that are kept. None: all."""
