@@ -168,6 +168,17 @@ def test_a_remote_engine_gives_what_the_engine_gives(
     assert plain(CALLS[name](remote)) == plain(CALLS[name](local))
 
 
+def test_without_a_limit_a_remote_reply_is_no_longer_than_a_local_one() -> None:
+    with (
+        scripted_engine(lambda _: "word " * 400) as local,
+        served(create_app(local)) as url,
+        RemoteEngine(url) as remote,
+    ):
+        replies = [each.generate(messages=TURNS) for each in (local, remote)]
+    assert replies[0].text == replies[1].text
+    assert replies[0].finish_reason == "length"
+
+
 async def test_asynchronous_calls_give_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
     async def calls(engine: Engine) -> Any:
         rounds: list[Round] = []

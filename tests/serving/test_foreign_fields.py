@@ -206,18 +206,20 @@ def test_a_raw_prompt_with_control_tokens_has_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("fields", "limit", "reason"),
+    ("fields", "limit", "room", "reason"),
     [
-        ({}, None, "stop"),
-        ({"max_tokens": -1}, 300, "length"),
-        ({"tools": [TOOL]}, None, "stop"),
+        ({}, None, 3750, "stop"),
+        ({}, None, 1200, "length"),  # the default shrinks with the memory
+        ({"adafuse": {"as_engine": True}}, None, 3750, "length"),  # as for a RemoteEngine
+        ({"max_tokens": -1}, 300, 3750, "length"),
+        ({"tools": [TOOL]}, None, 3750, "stop"),
     ],
 )
-def test_without_a_limit_a_reply_may_be_long(fields, limit, reason):
-    long = "word " * 400
-    runtime = RuntimeConfig(cache_bytes=240_000)  # for 3,750 tokens, and the window has 8,192
+def test_without_a_limit_a_reply_may_be_long(fields, limit, room, reason):
+    member: Any = scripted(lambda _: "word " * 400)  # 1,601 tokens; the window has 8,192
+    member.cache_bytes = lambda tokens: tokens
     with (
-        AdaFuseEngine([scripted(lambda _: long)], runtime=runtime) as engine,
+        AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=room)) as engine,
         served(create_app(engine, ServingConfig(max_output_tokens=limit))) as url,
     ):
         body = {"messages": QUESTION, **fields}
