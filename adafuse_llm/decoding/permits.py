@@ -112,7 +112,7 @@ class Permits:
             self._states[node] = self._read(self._tree.root, self._form.vocabulary.encode(text))
         if self._states[node] is None:
             raise self._stuck(f"its tokens cannot write {text!r:.80}")
-        # nobody asks about the nodes beside the new root again
+        # forget the nodes that do not follow the new root
         kept = set(self._tree.nodes(node))
         self._states = {node: state for node, state in self._states.items() if node in kept}
         self._allowed = {node: mask for node, mask in self._allowed.items() if node in kept}

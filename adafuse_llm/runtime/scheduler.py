@@ -78,8 +78,8 @@ class _Lane(threading.Thread):
     Attributes:
         beside: the lanes that compute in this process, if this one does.
         batch: the queries that are being evaluated.
-        passes: number of evaluations `beside`, except those that only read, since the lane has
-            read a piece of a prompt.
+        passes: number of evaluations in the lanes `beside` since this lane read a piece of a
+            prompt. Those that only read prompts do not count.
         work: what the thread does, in order. None ends it.
     """
 
