@@ -73,17 +73,8 @@ class ServingConfig(Options):
     cors_origins: Annotated[Names, AfterValidator(_origins)] = ()
     """Origins whose pages may use the server from a browser, such as https://app.example.org.
     Default: none but the server's own page."""
-    allowed_strategies: Names = ()
-    """Strategies that requests may name, such as mixture or mypackage.mymodule:MyStrategy. Requests
-    use the name of a strategy, never its place. `single` and the server's own strategy are always
-    allowed. Default: auto, adafuse and mixture."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Maximum bytes of the body of a request."""
-    body_timeout: float = Field(default=60.0, gt=0, le=86_400)
-    """Maximum seconds that a client may take to send the body of a request."""
-    max_prompt_characters: int | None = Field(default=None, ge=1)
-    """Maximum characters of a prompt, or of all messages and tools of a chat. Default: 16 for each
-    token of the members' smallest context window."""
     max_output_tokens: int | None = Field(default=None, ge=1)
     """Highest `max_tokens` that a request may ask for. Default: no limit."""
     max_choices: int = Field(default=128, ge=1)

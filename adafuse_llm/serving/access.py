@@ -18,7 +18,6 @@ from functools import partial
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -38,11 +37,8 @@ level DEBUG, the log has these paths and successes of ``/metrics``."""
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
 
-OUTCOMES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"}
+OUTCOMES: Final = {429: "busy", 499: "cancelled", 504: "timeout"}
 """Outcomes by status. Other errors have ``refused`` or ``failed``."""
-
-CLOSE: Final = {"Connection": "close"}
-"""The header of answers to unread bodies, whose rest would look like another request."""
 
 
 @dataclass
@@ -227,30 +223,19 @@ def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | N
 
 
 async def read_body(request: Request, config: ServingConfig) -> bytes:
-    """Return the body of a request, or raise an `ApiError` if it is too large or too slow.
+    """Return the body of a request, or raise an `ApiError` if it is too large.
 
     A large body is also read to its end, because many clients read the answer only then.
     """
     body, size, limit = bytearray(), 0, config.max_body_bytes
-    try:
-        with anyio.fail_after(config.body_timeout):
-            async for part in request.stream():
-                size += len(part)
-                body += part if size <= limit else b""
-    except TimeoutError:
-        raise ApiError(
-            408,
-            f"the body of the request was not complete after {config.body_timeout:g} seconds "
-            "(body_timeout). Send it faster, or send a shorter one.",
-            code="body_timeout",
-            headers=CLOSE,
-        ) from None
+    async for part in request.stream():
+        size += len(part)
+        body += part if size <= limit else b""
     if size > limit:
         raise ApiError(
             413,
             f"the body of the request is too large: at most {limit:,} bytes are allowed "
             "(max_body_bytes). Send a shorter one.",
             code="request_too_large",
-            headers=CLOSE,
         )
     return bytes(body)

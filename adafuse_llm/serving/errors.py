@@ -32,10 +32,10 @@ MAX_MESSAGE, MAX_PARAM = 2000, 100
 REFUSED = "invalid_request_error"
 KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {
     **dict.fromkeys((400, 413, 415), (REFUSED, InvalidInputError)),
-    **dict.fromkeys((408, 504), ("timeout_error", errors.RequestTimeoutError)),
     429: ("rate_limit_error", errors.QueueFullError),
     500: ("server_error", errors.ServerError),
     503: ("server_error", errors.ServerNotReadyError),
+    504: ("timeout_error", errors.RequestTimeoutError),
 }
 """By status, the type of errors in OpenAI's API, and the class of errors of the server itself."""
 

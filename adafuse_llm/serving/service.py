@@ -21,8 +21,7 @@ from adafuse_llm.serving.access import CURRENT_REQUEST
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, not_ready
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
-from adafuse_llm.strategies.base import Strategy
-from adafuse_llm.strategies.registry import AUTO, NAMED, find_strategy
+from adafuse_llm.strategies.registry import AUTO, NAMED
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ THREADS = 16
 
 TOKEN_CHARACTERS = 16
 """Maximum characters of a prompt for each token of the context window. The server refuses a longer
-prompt at once. Tokens have three to five characters on average."""
+prompt without encoding it. Tokens have three to five characters on average."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StreamEvent | Scores)
@@ -47,9 +46,6 @@ class Service:
         config: options of the server.
         metrics: counters of the server.
         created: when the server started, in seconds since 1970.
-
-    Raises:
-        InvalidOptionError: an allowed strategy does not exist.
     """
 
     def __init__(self, config: ServingConfig) -> None:
@@ -57,10 +53,6 @@ class Service:
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
         self._engine: AdaFuseEngine | None = None
-        self._strategies: dict[str, Strategy | str] = {}
-        for name in (*(config.allowed_strategies or (AUTO, *NAMED)), SINGLE):
-            strategy = name if name == AUTO else find_strategy(name)
-            self._strategies[strategy if isinstance(strategy, str) else strategy.name] = strategy
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
         # separate threads, so that no request waits for the grammar of another one
@@ -89,14 +81,14 @@ class Service:
             raise not_ready("the members are loading")
         if strategy is None or strategy == engine.strategy.name:
             return engine
-        if strategy not in self._strategies:
-            names = list(dict.fromkeys((engine.strategy.name, *self._strategies)))
+        names = dict.fromkeys((engine.strategy.name, AUTO, *NAMED))
+        if strategy not in names:  # such as the place of one, which the server would import
             raise invalid(
                 f"this server has no strategy {short_repr(strategy)}.{nearest(strategy, names)} "
                 f"Strategies: {', '.join(names)}.",
                 "adafuse.strategy",
             )
-        return engine.with_strategy(self._strategies[strategy])
+        return engine.with_strategy(strategy)
 
     def resolve(
         self, model: str | None, strategy: str | None, options: Mapping[str, Any]
@@ -146,15 +138,12 @@ class Service:
         chat is long by default, because a cut reply helps nobody.
         """
         config, limits = engine.config.override(options), self.config
-        most, active = limits.max_prompt_characters, config.use or engine.members
-        window = smallest_window(engine.member_info, active)
-        if most is None and window is not None:
-            most = window * TOKEN_CHARACTERS  # refuse without encoding what cannot fit
+        window = smallest_window(engine.member_info, config.use or engine.members)
         characters += sum(map(len, (*(config.choices or ()), *config.stop)))
-        if most is not None and characters > most:
+        if window is not None and characters > window * TOKEN_CHARACTERS:
             raise invalid(
                 f"the prompt, choices and stop have {characters} characters, which exceeds the "
-                f"context window: this server allows {most}. Shorten them.",
+                f"context window of {window} tokens. Shorten them.",
                 code=CONTEXT_CODE,
             )
         if inputs * config.n > limits.max_choices:

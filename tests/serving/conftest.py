@@ -18,7 +18,7 @@ def engine() -> Iterator[AdaFuseEngine]:
 
 @pytest.fixture(scope="session")
 def address(engine: AdaFuseEngine) -> Iterator[str]:
-    limits = ServingConfig(max_output_tokens=400, max_choices=4, max_prompt_characters=60_000)
+    limits = ServingConfig(max_output_tokens=400, max_choices=4)
     with served(create_app(engine, limits)) as url:
         yield url
 

@@ -7,8 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from adafuse_llm import InvalidOptionError, Round
-from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm import Round
 from tests.support.scripted import scripted_engine
 from tests.support.serving import CALCULATE, CALL, openai_client
 from tests.support.thinkers import thinkers
@@ -98,28 +97,17 @@ def test_a_member_alone_answers_as_its_own_model(client, engine):
     assert ask(client, model=names[1]).choices[0].message.content == alone.text
 
 
-@pytest.mark.parametrize(
-    ("allowed", "known", "unknown"),
-    [
-        ((), ["auto", "mixture", "single"], ["sweetspan"]),
-        ((SWEET_SPAN,), ["sweetspan", "single"], ["mixture"]),
-    ],
-    ids=["default", "list"],
-)
-def test_a_request_may_name_strategies_that_the_operator_allows(engine, allowed, known, unknown):
+def test_a_request_may_name_the_strategies_of_the_package_and_of_the_server(engine):
     """The place of a strategy is for the operator: a client cannot make the server import it."""
-    with openai_client(engine, allowed_strategies=allowed) as client:
-        for name in known:
+    with openai_client(engine.with_strategy(SWEET_SPAN)) as client:
+        for name in ("sweetspan", "auto", "mixture", "single"):
             given: Any = {"max_tokens": 3, "extra_body": {"adafuse": {"strategy": name}}}
             model = engine.members[0] if name == "single" else "adafuse"
             strategy = ask(client, model=model, **given).choices[0].adafuse["strategy"]
             assert strategy == ("adafuse" if name == "auto" else name)
-        for name in (*unknown, SWEET_SPAN):
-            with pytest.raises(openai.BadRequestError, match="Strategies: adafuse") as caught:
-                ask(client, extra_body={"adafuse": {"strategy": name}})
-            assert caught.value.param == "adafuse.strategy"
-    with pytest.raises(InvalidOptionError, match="mixture"):
-        create_app(engine, ServingConfig(allowed_strategies=("mixtur",)))
+        with pytest.raises(openai.BadRequestError, match="Strategies: sweetspan, auto") as caught:
+            ask(client, extra_body={"adafuse": {"strategy": SWEET_SPAN}})
+        assert caught.value.param == "adafuse.strategy"
 
 
 def test_responses_are_drawn_with_a_seed(client, engine):
