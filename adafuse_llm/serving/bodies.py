@@ -129,9 +129,10 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of content parts with reasoning of earlier replies, which members do not read."""
 
-PARTS = frozenset(
-    ("text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "file")
-) | {*THOUGHTS, "input_file", "document", "audio", "input_audio", "video", "video_url"}
+PARTS = (
+    *("text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "file"),
+    *("input_file", "document", "audio", "input_audio", "video", "video_url", *THOUGHTS),
+)
 """Types of content parts in results of tools. There, parts of other types are data."""
 
 
@@ -147,7 +148,6 @@ class Message(Nested):
     role: str
     content: Any = None
     refusal: str | None = None
-    function_call: Any = None
     name: str | None = None
     tool_calls: Any = None
     tool_call_id: str | None = None
@@ -307,12 +307,9 @@ def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     chat = parse(_ChatBody, body, ignored)
     asked = ServedRequest(chat, ignored, *read_options(chat, ignored), effort=chat.reasoning_effort)
     turns: list[Any] = []
-    for number, message in enumerate(chat.messages):
-        place = f"messages.{number}.content"
-        if message.function_call:
-            raise refused(f"messages.{number}.function_call", ": send tool_calls")
+    for message in chat.messages:
         content = message.refusal if message.content is None else message.content
-        read = readable(content, place, ignored, is_result=message.role == "tool")
+        read = readable(content, is_result=message.role == "tool")
         turns.append({**dict(message), "content": read})
     converse(asked, chat, turns, chat.response_format)
     return asked
@@ -331,17 +328,15 @@ def read_tokenize(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
 
 def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a completion."""
-    prompts = body.get("prompt")
-    if isinstance(prompts, list) and any(not isinstance(each, str) for each in prompts):
+    sent = body.get("prompt")
+    if isinstance(sent, list) and not (sent and all(isinstance(each, str) for each in sent)):
         raise invalid(
-            "prompt must be a text or a list of texts; token ids are not supported, because every "
-            "member has its own tokens",
+            "prompt must be a text, or a list of at least one text; token ids are not supported, "
+            "because every member has its own tokens",
             "prompt",
         )
     completion = parse(_CompletionBody, body, ignored)
     prompts = [completion.prompt] if isinstance(completion.prompt, str) else completion.prompt
-    if not prompts:
-        raise invalid("prompt must be a text, or a list of at least one text", "prompt")
     options, names = read_options(completion, ignored)
     if completion.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": completion.logprobs}
@@ -418,43 +413,27 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
     return functions
 
 
-def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = False) -> Any:
-    """Return the content of a message in a form that members can read. `place` names the field.
+def readable(content: Any, *, is_result: bool = False) -> Any:
+    """Return the content of a message for `to_conversation`.
 
-    Thoughts are left out, and refusals become text. Clients send a message again with every later
-    turn, so a note replaces an image or other content that is not text, instead of an error. The
-    result of a tool can be any data, which members read as JSON.
+    Reasoning of earlier replies is left out, and a refusal becomes text. The result of a tool can
+    be any data, which members read as JSON.
     """
     if content is None or isinstance(content, str):
         return content
     sent = content if isinstance(content, list) else [content]
-    if is_result and not (
-        sent and all(isinstance(part, Mapping) and part.get("type") in PARTS for part in sent)
-    ):
+    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in sent]
+    if is_result and not (sent and all(kind in PARTS for kind in kinds)):
         return to_json(content)
-    if not isinstance(content, list | Mapping):
-        return content
     parts: list[Any] = []
-    for part in sent:
-        item = part if isinstance(part, Mapping) else {"text": part}
-        kind = item.get("type")
-        if kind in THOUGHTS:
-            continue
-        text = item.get("refusal" if kind == "refusal" else "text")
-        if kind == "input_json":
-            text = to_json(item.get("data"))
-        if isinstance(text, str):
-            parts.append(text)
-        else:
-            parts.append(note_of(kind, place, ignored))
+    for kind, part in zip(kinds, sent, strict=True):
+        if kind == "refusal":
+            parts.append(part.get("refusal"))
+        elif kind == "input_json":
+            parts.append(to_json(part.get("data")))
+        elif kind not in THOUGHTS:
+            parts.append(part)
     return parts
-
-
-def note_of(kind: object, place: str, ignored: Ignored) -> str:
-    """Return a note in place of content of a type that members cannot read, and add a warning."""
-    name = kind[:100] if isinstance(kind, str) else "data"
-    ignored.add(place, f"the members read {short_repr(name)} as a short text")
-    return f"[{name}, not shown]"
 
 
 @contextmanager

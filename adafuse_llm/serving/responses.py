@@ -26,7 +26,6 @@ from adafuse_llm.serving.bodies import (
     Nested,
     ServedRequest,
     converse,
-    note_of,
     parse,
     read_options,
     readable,
@@ -93,7 +92,7 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
     reasoning = ""
     for number, each in enumerate(sent):
         place = f"input.{number}"
-        item = _known(each, place, ignored)
+        item = _known(each, place)
         kind, call_id = item["type"], item.get("call_id")
         if not isinstance(call_id, (str, type(None))):
             name = f"{place}.call_id"
@@ -105,8 +104,7 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
         turn: Turn
         if kind == "message":
             role = item.get("role", "")
-            content = readable(item.get("content"), f"{place}.content", ignored)
-            turn = {"role": role, "content": content}
+            turn = {"role": role, "content": readable(item.get("content"))}
         elif kind == "function_call":
             call: Any = {name: item.get(name) for name in ("name", "arguments")}
             call["id"] = call_id
@@ -114,9 +112,12 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
                 last["tool_calls"] = [*(last.get("tool_calls") or ()), call]
                 continue
             turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-        else:
-            output = readable(item.get("output"), f"{place}.output", ignored, is_result=True)
+        elif kind == "function_call_output":
+            output = readable(item.get("output"), is_result=True)
             turn = {"role": "tool", "tool_call_id": call_id, "content": output}
+        else:
+            ignored.add(place, f"members cannot read its type {short_repr(kind)}")
+            continue
         if turn["role"] == "assistant" and reasoning:
             turn["reasoning"] = reasoning
         reasoning = ""
@@ -124,21 +125,14 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
     return turns
 
 
-def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]:
-    """Return an item as one that members know.
-
-    Calls and results of other types, such as those of custom tools, become calls of functions and
-    their results. Of all other types, such as a web search, a note remains.
-    """
+def _known(item: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return a call or a result of another type, such as a custom tool's, as that of a function."""
     kind = item.get("type") or "message"
-    if kind in ("message", "reasoning", "function_call", "function_call_output"):
-        return {**item, "type": kind}
     if kind == "item_reference":
         raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
-    note = note_of(kind, place, ignored)
     name, _, role = str(kind).rpartition("_")
-    if not isinstance(item.get("call_id"), str) or role not in ("call", "output"):
-        return {"type": "message", "role": "assistant", "content": note}
+    if kind == "function_call" or role not in ("call", "output") or not item.get("call_id"):
+        return {**item, "type": kind}
     if role == "output":
         return {**item, "type": "function_call_output"}
     arguments = json.dumps({"input": item.get("input", item.get("action"))}, ensure_ascii=False)
