@@ -1,4 +1,4 @@
-"""The eight ways of asking a LlamaIndex LLM, as one; and recorders of what it tells."""
+"""The eight ways of asking a LlamaIndex LLM, as one; and a recorder of its events."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.llms.adafuse import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 
@@ -60,38 +59,27 @@ def prompt_of(path: str, question: str) -> str:
     return question if "chat" in path else f"{question}\nAnswer: "
 
 
-class _Events(BaseEventHandler):
+class Recorded(BaseEventHandler):
+    """Events, in the order in which they came."""
+
     events: list[Any]
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         self.events.append(event)
 
-
-class Recorded:
-    """Events and spans, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self.handler, self.spans = _Events(events=[]), SimpleSpanHandler()
-
     def named(self, name: str) -> list[Any]:
-        return [event for event in self.handler.events if event.class_name() == name]
-
-    def closed(self, start: str = "") -> dict[str, Any]:
-        """Spans that are over, by id."""
-        over = [*self.spans.completed_spans, *self.spans.dropped_spans]
-        return {span.id_: span for span in over if span.id_.startswith(start)}
+        return [event for event in self.events if event.class_name() == name]
 
 
 @contextmanager
 def recorded() -> Iterator[Recorded]:
-    root, record = get_dispatcher(), Recorded()
-    events, spans = root.event_handlers, root.span_handlers
-    root.event_handlers = [*events, record.handler]
-    root.span_handlers = [*spans, record.spans]
+    root, record = get_dispatcher(), Recorded(events=[])
+    handlers = root.event_handlers
+    root.event_handlers = [*handlers, record]
     try:
         yield record
     finally:
-        root.event_handlers, root.span_handlers = events, spans
+        root.event_handlers = handlers
 
 
 def counting(words: int, *, seconds: float = 0.0, fails_at: int | None = None) -> Any:

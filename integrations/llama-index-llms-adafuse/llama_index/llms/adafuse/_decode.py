@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
-from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import closing
+from typing import Generic, TypeVar
 
 from llama_index.core.base.llms.types import LogProb
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.llms.adafuse.events import AdaFuseRoundEvent
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.dispatcher import active_instrument_tags
 
 from adafuse_llm import Engine, Generation, Request, Round, StreamEvent
 from adafuse_llm.adapters.logprobs import openai_logprobs
@@ -35,21 +31,17 @@ Prepared = tuple[Engine, Request, Convert[R]]
 
 
 class Decode(Generic[R]):
-    """The decode of one request, in a span of its own.
+    """The decode of one request.
 
     `prepare` loads members and compiles grammars, so event loops call it in a thread. With
-    `round_events`, each round is an event.
-
-    llama-index-core closes the span of an LLM call before a stream is read. The decode's span is
-    its child, and stays open until the decode ends, fails or is left.
+    `round_events`, each round is an event of the span that is active now, the one of the LLM call.
     """
 
     def __init__(self, prepare: Callable[[], Prepared[R]], *, round_events: bool) -> None:
         self._prepare = prepare
         self._round_events = round_events
         self._done: dict[int, Generation] = {}
-        self._span = f"AdaFuse.decode-{uuid.uuid4()}"
-        self._context = copy_context()  # the one of the call, for all rounds of a stream
+        self._span = active_span_id.get()
 
     def result(self) -> R:
         """Return the whole response."""
@@ -80,7 +72,8 @@ class Decode(Generic[R]):
 
     def _events(self, *, streams: bool = False) -> Generator[StreamEvent | None, None, None]:
         """Yield None as soon as the request is accepted, then the events of its responses."""
-        with self._in_span(self._prepare()), closing(self._engine.open(self._requests)) as run:
+        engine, requests = self._prepared()
+        with closing(engine.open(requests)) as run:
             if streams:
                 check_one_response(run)
             yield None
@@ -89,8 +82,8 @@ class Decode(Generic[R]):
                 yield event
 
     async def _aevents(self, *, streams: bool = False) -> AsyncGenerator[StreamEvent | None, None]:
-        prepared = await asyncio.to_thread(self._prepare)
-        with self._in_span(prepared), closing(await self._engine.aopen(self._requests)) as run:
+        engine, requests = await asyncio.to_thread(self._prepared)
+        with closing(await engine.aopen(requests)) as run:
             if streams:
                 check_one_response(run)
             yield None
@@ -103,38 +96,18 @@ class Decode(Generic[R]):
         if event.generation is not None:
             self._done[number] = event.generation
         if self._round_events and number == 0 and event.round is not None:
-            told = record(event.round)
-            self._context.run(lambda: dispatcher.event(AdaFuseRoundEvent(**told)))
+            dispatcher.event(AdaFuseRoundEvent(**record(event.round), span_id=self._span))
 
-    @contextmanager
-    def _in_span(self, prepared: Prepared[R]) -> Iterator[None]:
-        """Open a span as a child of the active one, and close it."""
-        self._engine, request, self._convert = prepared
-        self._requests = [request]
-        self._config = self._engine.config.override(request.options)
-        bound_args = inspect.signature(Engine.open).bind(self._engine, self._requests)
-        span: Any = {"id_": self._span, "bound_args": bound_args, "instance": self._engine}
-        parent, tags = active_span_id.get(), dict(active_instrument_tags.get())
-        dispatcher.span_enter(**span, parent_id=parent, tags=tags)
-        self._context.run(active_span_id.set, self._span)
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, GeneratorExit):
-                dispatcher.span_exit(**span)
-            else:
-                dispatcher.span_drop(**span, err=error)
-            raise
-        dispatcher.span_exit(**span, result=self._generation())
+    def _prepared(self) -> tuple[Engine, list[Request]]:
+        engine, request, self._convert = self._prepare()
+        self._config = engine.config.override(request.options)
+        return engine, [request]
 
     def _whole(self) -> R:
-        whole = self._generation()
+        whole = with_alternatives([self._done[number] for number in sorted(self._done)])
         begun = whole.reply_prefix
         event = StreamEvent(text=whole.text, round=None, generation=whole, reply_prefix=begun)
         return self._converted(event, whole.rounds)
-
-    def _generation(self) -> Generation:
-        return with_alternatives([self._done[number] for number in sorted(self._done)])
 
     def _converted(self, event: StreamEvent, played: Iterable[Round | None]) -> R:
         rounds, lists = tuple(filter(None, played)), None

@@ -1,4 +1,4 @@
-"""The instrumentation event of a round, in the span of its decode."""
+"""The instrumentation event of a round."""
 
 from __future__ import annotations
 
