@@ -124,7 +124,8 @@ def test_members_read_the_schema_as_it_is():
         llm = AdaFuseLLM(engine=engine, system_prompt="Be brief.")
         llm.structured_predict(Ship, PROMPT, name="it")
         form = {"type": "json_schema", "json_schema": {"schema": Ship.model_json_schema()}}
-        reply = llm.chat([ChatMessage("Describe the ship it.")], response_format=form)
+        asked = [ChatMessage("Be brief.", role="system"), ChatMessage("Describe the ship it.")]
+        reply = llm.chat(asked, response_format=form)
         with pytest.raises(InvalidInputError, match="regex"):
             llm.chat([ChatMessage("?")], response_format=form, regex="a")
     assert reply.message.content == WRITTEN

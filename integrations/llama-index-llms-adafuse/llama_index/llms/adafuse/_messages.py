@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -12,36 +11,8 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.prompts import BasePromptTemplate
 
 from adafuse_llm.adapters.conversation import Turn
-
-
-def add_prompts(
-    messages: Sequence[ChatMessage],
-    system_prompt: str | None,
-    query_wrapper_prompt: BasePromptTemplate | None,
-) -> list[ChatMessage]:
-    """Add the system prompt if it is missing, and wrap the text of the last user message."""
-    result = list(messages)
-    if query_wrapper_prompt is not None:
-        users = [n for n, message in enumerate(result) if message.role == "user"]
-        for number in users[-1:]:
-            text = query_wrapper_prompt.format(query_str=result[number].content or "")
-            result[number] = _with_text(result[number], text)
-    if not system_prompt:
-        return result
-    first = result[0] if result and result[0].role == "system" else None
-    if first is None:
-        return [ChatMessage(role="system", content=system_prompt), *result]
-    if first.content == system_prompt:  # `predict` already added it
-        return result
-    return [_with_text(first, f"{system_prompt}\n\n{first.content or ''}"), *result[1:]]
-
-
-def _with_text(message: ChatMessage, text: str) -> ChatMessage:
-    others = [block for block in message.blocks if not isinstance(block, TextBlock)]
-    return ChatMessage(role=message.role, blocks=[*others, TextBlock(text=text)])
 
 
 def to_turn(message: ChatMessage) -> Turn:

@@ -29,7 +29,7 @@ from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.adafuse._decode import Decode, Prepared
-from llama_index.llms.adafuse._messages import add_prompts, to_turn
+from llama_index.llms.adafuse._messages import to_turn
 from llama_index.llms.adafuse._replies import WARNINGS_KEY, Model, Reply, parsed, reason_of
 from typing_extensions import override
 
@@ -219,7 +219,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             MalformedReplyError: the reply is no valid object, for example because it was cut off.
             InvalidInputError: the prompt or an option cannot be used.
         """
-        messages = prompt.format_messages(llm=self, **prompt_args)
+        messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
         return parsed(output_cls, self.chat(messages, **_object(output_cls, llm_kwargs)))
 
     async def astructured_predict(
@@ -230,14 +230,14 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         **prompt_args: Any,
     ) -> Model:
         """Like `structured_predict`, but does not block the event loop."""
-        messages = prompt.format_messages(llm=self, **prompt_args)
+        messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
         return parsed(output_cls, await self.achat(messages, **_object(output_cls, llm_kwargs)))
 
     def _structured_stream_call(
         self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Generator[Any, None, None]:
         """Yield partial objects during decoding, then the complete and valid object."""
-        messages = prompt.format_messages(llm=self, **prompt_args)
+        messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
         last: Any = None
         for chunk in self.stream_chat(messages, **_object(output_cls, llm_kwargs)):
             if not reason_of(chunk):
@@ -248,7 +248,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     async def _structured_astream_call(
         self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> AsyncGenerator[Any, None]:
-        messages = prompt.format_messages(llm=self, **prompt_args)
+        messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
 
         async def objects() -> AsyncGenerator[Any, None]:
             last: Any = None
@@ -345,7 +345,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
                 as_chat = not is_own and self._reads_messages(names)
             if as_chat:
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
-                return self._messages([message], overrides, ReplyForm())
+                return self._messages(self._extend_messages([message]), overrides, ReplyForm())
             prompt = self._extend_prompt(prompt)
         return Request(prompt=prompt, options=options)
 
@@ -378,7 +378,6 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
             self._warn_once(warning)
 
         # what they read, in the form of their own templates or of the user's function
-        messages = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
         conversation = to_conversation(
