@@ -1,5 +1,6 @@
 """What the models refuse: the type of the error, and the option or part that it names."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -85,6 +86,8 @@ async def test_prompts_that_are_too_long_and_calls_that_take_too_long(model):
     with pytest.raises(ContextOverflowError) as raised:
         model.invoke("x " * 9000)
     assert isinstance(raised.value, ContextWindowError)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (type(again), str(again)) == (raised.type, str(raised.value))
     with pytest.raises(ModelInvalidRequestError, match="'max_words'"):
         model.invoke("Hi", max_word=2)
     late: dict[str, Any] = {"timeout": 1e-6}
