@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
-from adafuse_llm.adapters.reply import CallPiece, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import CallPiece, InvalidToolCall, ReplyReader, ToolCall
 from adafuse_llm.remote import wire
 from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.results import Generation, Round, StreamEvent, total_usage
@@ -109,6 +109,7 @@ class ChatChoice:
         nothing: a part without text.
         opening: what comes before the first text.
         calls: number of the whole calls so far.
+        is_broken: whether the client has pieces of an invalid call.
         warnings: what is wrong with the reply.
     """
 
@@ -120,6 +121,7 @@ class ChatChoice:
         default_factory=lambda: [{"delta": {"role": "assistant", "content": ""}}]
     )
     calls: int = 0
+    is_broken: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def part(
@@ -138,6 +140,7 @@ class ChatChoice:
                     function["name"] = part.name
                 calls.append({**call, "function": function})
             self.calls += isinstance(part, ToolCall)
+            self.is_broken |= isinstance(part, InvalidToolCall)
         written: dict[str, Any] = {"content": delta.content}
         if delta.reasoning:
             written["reasoning_content"] = delta.reasoning
@@ -148,7 +151,11 @@ class ChatChoice:
             choice["logprobs"] = {**openai_logprobs(rounds), "refusal": None}
         if end is not None:
             reason = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
-            choice["finish_reason"] = "tool_calls" if self.calls and reason == "stop" else reason
+            if self.is_broken:
+                reason = "length"  # so that no client takes the calls for whole
+            elif self.calls and reason == "stop":
+                reason = "tool_calls"
+            choice["finish_reason"] = reason
         return choice
 
     def whole(self, generation: Generation) -> dict[str, Any]:

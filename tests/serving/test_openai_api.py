@@ -200,6 +200,19 @@ def test_tools_are_called_in_an_enforced_form():
         assert forced.message.tool_calls[0].function.name == "calculate"
 
 
+def test_an_invalid_call_in_a_stream_never_looks_whole():
+    twice = CALL.replace('"31 * 44"', '"31 * 44", "a": 1, "expression": "2"')
+    parameters = {**CALCULATE["parameters"], "additionalProperties": True}
+    tool = {"type": "function", "function": {**CALCULATE, "parameters": parameters}}
+    with scripted_engine(lambda _: f"{CALL}\n{twice}") as engine, openai_client(engine) as c:
+        given: Any = {"messages": PRODUCT, "tools": [tool], "max_tokens": 200}
+        deltas = [part.choices[0] for part in ask(c, **given, stream=True)]
+    pieces = [call for delta in deltas for call in delta.delta.tool_calls or ()]
+    broken = "".join(piece.function.arguments for piece in pieces if piece.index == 1)
+    assert broken.endswith("]")
+    assert deltas[-1].finish_reason == "length"
+
+
 @pytest.mark.parametrize("enforce", ["auto", False])
 def test_a_call_that_the_limit_cuts_is_left_out_or_broken(enforce):
     both = f"{CALL}\n{CALL.replace('44', '44 * ' * 40)}"
