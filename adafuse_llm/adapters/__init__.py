@@ -1,5 +1,5 @@
-"""Code that the framework integrations share.
+"""Code that the integrations of frameworks and the server share. It imports no framework.
 
-It provides ensembles that load on first use, conversations with tools, the form of replies, and a
-reader of replies as they grow. These modules import no framework and run no model.
+It has ensembles that load on first use, conversations with tools, the form of replies, and a reader
+of replies as they grow.
 """

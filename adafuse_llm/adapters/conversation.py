@@ -1,7 +1,7 @@
-"""Conversations of frameworks, converted for the engine.
+"""Convert conversations of frameworks for the engine.
 
-`to_conversation` keeps the structure of tools, calls and results, so that each member can read
-them in the form of its own chat template.
+Tools, calls and results keep their structure, so that each member reads them in the form of its own
+chat template.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ class Turn(TypedDict, total=False):
     Attributes:
         role: ``system``, ``user``, ``assistant`` or ``tool`` (the result of a call), or another
             framework's name for one of these roles.
-        content: text, or a list of parts. Members read a note in place of a part without text, such
-            as ``{"type": "image"}``; in replies, they read nothing.
-        name: name of the speaker. Members read only that of a user, before the content.
-        tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are no
-            JSON object, for example because the call was cut off, members read the call and its
+        content: text, or a list of parts. In place of a part without text, such as
+            ``{"type": "image"}``, members read a note, and in an assistant's message nothing.
+        name: name of the speaker. Members read it before the content of a user's message only.
+        tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are not
+            a JSON object, for example because the call was cut off, members read the call and its
             result as text.
-        tool_call_id: in a tool's message, the id of the call that it answers. Without an id, it
-            answers the first call that waits. If there is no such call, members read it as text.
-        reasoning: in an assistant's message, the reasoning before the content. If it is None,
-            reasoning between ``<think>`` and ``</think>`` at the beginning of the content counts.
+        tool_call_id: in a tool's message, the id of the call that the message answers. Without an
+            id, it answers the first call that has no result yet. If there is no such call, members
+            read the message as text.
+        reasoning: in an assistant's message, the reasoning before the content. If it is None, text
+            between ``<think>`` and ``</think>`` at the beginning of the content is the reasoning.
     """
 
     role: str
@@ -72,8 +73,9 @@ def to_conversation(
     """Convert a conversation for ``AdaFuseEngine.generate(messages=...)``.
 
     Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which members see
-    only if their chat templates read it. `warn` gets one sentence if members read calls or results
-    as text, and one if parts have no text. The other arguments are those of `check_conversation`.
+    only if their chat templates read it. `warn` receives a sentence about calls and results that
+    members read as text, and one about parts without text. The other arguments are those of
+    `check_conversation`.
 
     Raises:
         InvalidInputError: as `check_conversation`.
@@ -93,10 +95,10 @@ class _Calls:
     """The calls of a conversation so far, by id.
 
     Attributes:
-        names: the names of their tools.
-        text: the calls that members read as text.
-        waiting: the calls of the last reply that have no result yet.
-        odd: descriptions of what members read as text, as keys (an ordered set).
+        names: the names of the called tools.
+        text: the ids of the calls that members read as text.
+        waiting: the ids of the last reply's calls that have no result yet.
+        odd: for a warning, what members read as text. The keys are an ordered set.
         unread: the types of parts without text.
     """
 
@@ -107,7 +109,7 @@ class _Calls:
     unread: set[str] = field(default_factory=set)
 
     def texts(self, part: Any, role: str) -> list[Any]:
-        """Return a part with text in a list. Else, the list has a note, or nothing in a reply."""
+        """Return a list with the part if it has text, else with a note, or empty in a reply."""
         if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
             return [part]
         kind = str(part.get("type"))
@@ -115,7 +117,7 @@ class _Calls:
         return [] if role == "assistant" else [f"[{kind}, not shown]"]
 
     def add(self, call: Any) -> MessageCall | str:
-        """Return a call, or the text of a call without a name or an object of arguments."""
+        """Return a call, or its text if it has no name, or if its arguments are not an object."""
         function, key = function_of(call), isinstance(call, Mapping) and call.get("id")
         key = str(key or f"call_{len(self.names)}")
         name, arguments = function.get("name"), function.get("arguments")
@@ -138,7 +140,7 @@ class _Calls:
         return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
 
     def answer(self, key: object) -> tuple[str, bool]:
-        """Return the id of the call that a result answers, and whether the result is text."""
+        """Return the id of the call that a result answers, and whether both are text."""
         key = str(key or next(iter(self.waiting), ""))
         if key in self.waiting:
             self.waiting.remove(key)
@@ -161,7 +163,7 @@ def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
 
-    # calls; malformed ones become text at the end of the content
+    # malformed calls become text at the end of the content
     calls = turn.get("tool_calls")
     if calls and role == "assistant" and isinstance(calls, (list, tuple)):
         known.waiting.clear()
@@ -172,7 +174,7 @@ def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
 
-    # a result; members read it as text if they read its call as text, or know no such call
+    # a result becomes text if its call did, or if there is no such call
     if role == "tool":
         key, is_text = known.answer(turn.get("tool_call_id"))
         if is_text:

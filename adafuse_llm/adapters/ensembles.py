@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class Ensemble:
-    """A description of an ensemble that is loaded on first use, or an existing engine.
+    """An ensemble whose members load on first use, or an existing engine.
 
     Ensembles that differ only in `strategy` share the loaded members.
 
     Args:
         members: what to load; ``"embedded"`` for the members that ship with adafuse-llm.
         existing: an existing engine to use instead.
-        strategy: the name of its strategy.
+        strategy: name of the strategy that decodes.
         loading: other keywords of `AdaFuseEngine.from_pretrained`.
 
     Raises:
         InvalidInputError: `members` is empty or no list of members, or names are not unique.
-        InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or both
-            an engine and a strategy are given.
+        InvalidOptionError: a setting of a member is unknown or out of range, the strategy is
+            unknown, or both an engine and a strategy are given.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Ensemble:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A JSON-safe key of all that affects responses."""
+        """All that affects responses, as plain data for the keys of caches."""
         if self.existing is not None:
             token = _ENGINE_TOKENS.setdefault(self.existing, uuid.uuid4().hex)
             return {"members": list(self.existing.members), "engine": token}
@@ -89,7 +89,7 @@ class Ensemble:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is an existing engine, or the members are loaded."""
+        """Whether the members are loaded."""
         return self._open is not None
 
     @property
@@ -101,14 +101,14 @@ class Ensemble:
 
     @property
     def config(self) -> AdaFuseConfig:
-        """The options of the engine if it exists, and otherwise the defaults."""
+        """The engine's options once the members are loaded, and the defaults before."""
         engine = self._open
         return AdaFuseConfig() if engine is None else engine.config
 
     def context_window(self, names: Collection[str]) -> int | None:
-        """Return the smallest context window of some members, in tokens. This loads nothing.
+        """Return the smallest context window of the named members, in tokens. This loads nothing.
 
-        None if no member has a limit, or if the members' files do not tell.
+        None if the members have no limit, or if only loading can show it.
         """
         if (engine := self._open) is not None:
             return smallest_window(engine.member_info, names)
@@ -120,9 +120,9 @@ class Ensemble:
         return min(windows, default=0) or None
 
     def is_chat_model(self, names: Collection[str]) -> bool | None:
-        """Return whether at least one of some members has a chat template. This loads nothing.
+        """Return whether at least one of the named members has a chat template. Loads nothing.
 
-        None if the members' files do not tell.
+        None if only loading can show it.
         """
         if (engine := self._open) is not None:
             return any(info.has_chat_template for info in engine.member_info if info.name in names)
@@ -132,9 +132,9 @@ class Ensemble:
         return None if None in known else False
 
     def can_enforce(self) -> bool:
-        """Return whether responses can be made to fit a grammar. This loads nothing.
+        """Return whether the members can follow a grammar. This loads nothing.
 
-        Before loading, this assumes tokens with known bytes. Few models have others.
+        Before loading, this assumes that the bytes of all tokens are known, as in most models.
         """
         if self.is_loaded:
             return self.engine().can_enforce
@@ -143,7 +143,7 @@ class Ensemble:
         return is_available() and follows and not on_servers
 
     def engine(self) -> Engine:
-        """Return the engine; load the members if they are not loaded."""
+        """Return the engine. The first call loads the members."""
         if self.existing is not None:
             return self.existing
         key = self._key
@@ -183,7 +183,7 @@ class Ensemble:
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a configuration file into the fields of a framework's model.
 
-    The result has ``"members"``, the active ones, only if the file has `models` or `use`.
+    If the file has `models` or `use`, the field ``"members"`` has the active members.
 
     Raises:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.
@@ -208,10 +208,10 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 _LOADED: dict[str, AdaFuseEngine] = {}
-"""The loaded engines of this process, by the key of the ensemble."""
+"""The loaded engines of this process, by the `_key` of their ensembles."""
 
 _LOCKS: dict[str, threading.Lock] = {}
-"""Locks by the key of the ensemble. Each is held while its members load."""
+"""Locks by the same keys. A thread that loads members holds their lock."""
 
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 

@@ -27,8 +27,8 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
 def openai_logprobs(rounds: Iterable[Round]) -> dict[str, Any]:
     """Return the tokens of the member with the highest weight, as ``logprobs`` in OpenAI's API.
 
-    Joining the tokens gives the committed text, with the whitespace that this member writes before
-    a reply to messages. If several tokens form one character, the last one has its bytes.
+    Joined, the tokens are the committed text, after the whitespace with which this member begins a
+    reply to messages. If several tokens form one character, the last one has its bytes.
     """
     rounds = list(rounds)
     member = next((name for done in rounds for name in done.logprobs), "")

@@ -30,15 +30,15 @@ class EnsembleFields(OptionFields):
     option is None, the engine's value applies (see `AdaFuseConfig`).
 
     Raises:
-        InvalidInputError: both or neither of `members` and `engine` are given, or one of them
-            cannot be used.
+        InvalidInputError: both `members` and `engine` are given, or neither, or one of them cannot
+            be used.
         InvalidOptionError: a keyword is unknown, or its value cannot be used.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, validate_assignment=True)
 
     members: Any = None
-    """Folders, GGUF files, hub ids, addresses of servers, or mappings of the settings of
+    """Folders, GGUF files, hub ids, addresses of servers, or mappings with the settings of
     members; or ``"embedded"`` for the small models that ship with adafuse-llm."""
     dtype: Any = "auto"
     """Dtype of the weights, such as ``"bfloat16"``."""
@@ -52,13 +52,13 @@ class EnsembleFields(OptionFields):
     """Settings of the engine's scheduler and caches."""
     strategy: str = AUTO
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
-    differ only in it share their weights. An `engine` has its own, so leave this out."""
+    differ only in it share their weights. Leave it out with `engine`, which has its own."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = ALIASES
     """Other names of fields."""
 
     _shared: ClassVar[tuple[str, ...]]
-    """Attributes that deep copies share."""
+    """Attributes that a deep copy shares with its original."""
     _given_engine: Any
     """The engine that the user passed instead of members."""
 
@@ -112,7 +112,7 @@ class EnsembleFields(OptionFields):
         return self
 
     def unload(self) -> None:
-        """Release the members, also for other models. A passed engine stays open."""
+        """Release the members, also for models that share them. A passed engine stays open."""
         self._ensemble.unload()
 
     @cached_property
@@ -136,7 +136,7 @@ class EnsembleFields(OptionFields):
 
     @property
     def _decide_options(self) -> dict[str, Any]:
-        """The options of `Engine.decide`, without weights if these would disable a calibration."""
+        """The options for `Engine.decide`: without weights, which would disable a calibration."""
         options = self._options
         useless = ("weights",) if "decisions" in options else ()
         known = DecideOptions.__annotations__.keys() - {*useless}
@@ -147,7 +147,7 @@ class EnsembleFields(OptionFields):
 
     @classmethod
     def _checked(cls, given: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:
-        """Return keywords under the names of fields, with checked options of decoding."""
+        """Check keywords, and return them under the names of the fields."""
         checked = check_option_names(given, extra=extra)
         options = {name: checked[name] for name in AdaFuseConfig.model_fields if name in checked}
         config = AdaFuseConfig(**options)
@@ -166,7 +166,7 @@ class EnsembleFields(OptionFields):
             self.__dict__.pop("_ensemble", None)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy the model with other fields. If they describe other members, these load anew."""
+        """Copy the model with other values of fields. New members load on first use."""
         checked = self._checked(update or {}, extra=tuple(type(self).model_fields))
         copied = super().model_copy(deep=deep)
         for name, value in checked.items():

@@ -1,4 +1,4 @@
-"""The decoding options of a framework's model: its fields, and keywords under foreign names."""
+"""The decoding options of a framework's model, also under their names in other libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NULLABLE = ("weights", "use", "calibration", "decisions")
 """Options for which None is a valid value."""
 
 USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
-"""What to do with the address of a server."""
+"""Advice for users who pass the address of a server."""
 
 INSTEAD = {
     **dict.fromkeys(
@@ -34,7 +34,7 @@ INSTEAD = {
     ),
     "base_url": USE_SERVER,
 }
-"""Keywords of other libraries that are no options here, and what to do instead."""
+"""Keywords of other libraries that do not exist here, and what to do instead."""
 
 TRANSPORT = (
     "api_key",
@@ -77,10 +77,10 @@ else:
 
 
 def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -> dict[str, Any]:
-    """Return `given` with aliases replaced by the engine's option names.
+    """Return keywords under the engine's names of options. The engine checks the values.
 
-    Options with the value None are dropped, except those in `NULLABLE`, and so are those of
-    `TRANSPORT`. Keywords in `extra` are returned unchanged. The engine checks the values.
+    Options with the value None are left out, except those in `NULLABLE`. Keywords in `TRANSPORT`
+    are left out, too, and those in `extra` stay as they are.
 
     Raises:
         InvalidOptionError: a keyword is unknown, or two names of the same option have different
@@ -113,5 +113,5 @@ def _advice(keyword: str, extra: Iterable[str]) -> str:
     if keyword in SETTINGS:
         return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     names = (*AdaFuseConfig.model_fields, *ALIASES, *extra)
-    # with less, `branching_factor` is suggested for ``reasoning_effort``
+    # a lower similarity would suggest `branching_factor` for ``reasoning_effort``
     return advice(keyword, names, limit=3, similarity=0.7)

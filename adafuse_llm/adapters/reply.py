@@ -6,9 +6,9 @@ A call is JSON between two markers (`adafuse_llm.text.conversation`)::
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-A reply that is nothing but the JSON of calls, alone or in a list, with or without code fences, is
-read as calls, too, because some members leave the markers out. Reasoning is text between
-``<think>``, which a chat template may write, and ``</think>`` at the beginning of a reply.
+Some members leave the markers out. So a reply that is nothing but the JSON of calls, possibly in a
+list or in code fences, is read as calls, too. Reasoning is text between ``<think>``, which a chat
+template may write, and ``</think>`` at the beginning of a reply.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from adafuse_llm.text.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.stops import begun_size
 
 CUT = ("length", "cancelled")
-"""The finish reasons of replies that end before the members end them."""
+"""Finish reasons of replies that a limit or the user ended, and not the members."""
 
 MIN_MARKER = len("<tool")
-"""Characters of an opening marker that are taken for a call if the reply is cut after them."""
+"""If a limit ends a reply inside an opening marker, so many characters of it count as a call."""
 
 HEAD = 32
-"""Characters within which the JSON of calls without markers has its first key."""
+"""A reply is read as calls without markers only if a key is among so many first characters."""
 
 _KEYS = {"name", "arguments"}
 _FENCE = re.compile(r"(?:^|(?<=[}\]]))[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
@@ -91,10 +91,10 @@ class InvalidToolCall:
 
 @dataclass(frozen=True)
 class CallPiece:
-    """The next piece of a call. After the last one, the call follows.
+    """A piece of a call. After the last piece comes the whole call, valid or invalid.
 
     Attributes:
-        number: which call of the reply it is, from 0.
+        number: the number of the call in the reply, from 0.
         name: the name of the tool in the first piece, and None in the others.
         arguments: more of the arguments' JSON. If the call turns out invalid, the last piece has a
             wrong bracket, so that no client completes and runs the call.
@@ -107,7 +107,7 @@ class CallPiece:
 
 @dataclass(frozen=True)
 class _OpenCall:
-    """A call that members still write: the JSON of its arguments so far, and what closes it."""
+    """An unfinished call: the JSON of its arguments so far, and what would close this JSON."""
 
     name: str
     written: str
@@ -133,7 +133,7 @@ class ReplyDelta:
 
     Attributes:
         parts: text, reasoning, pieces of calls, and calls that end now, in order.
-        content, reasoning, calls: those of all parts.
+        content, reasoning, calls: all text, reasoning and calls of `parts`.
         warnings: at the end of the reply, what is wrong with it and its calls.
     """
 
@@ -145,7 +145,7 @@ class ReplyDelta:
 
 
 def cut_off(finish_reason: str | None, limit: str) -> str:
-    """Return what ended a reply before the members ended it, or "", in the words of frameworks.
+    """Return what cut a reply off, with the options' names in frameworks; "" if nothing did.
 
     The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`.
     """
@@ -156,20 +156,20 @@ def cut_off(finish_reason: str | None, limit: str) -> str:
 
 
 class ReplyReader:
-    """An incremental reader of one reply. It removes whitespace after reasoning and after calls.
+    """Reads one reply while it grows. It removes whitespace after reasoning and after calls.
 
     It holds back text that may be the beginning of a marker, and a reply that may be nothing but
-    calls without markers. A call comes at its closing marker or, with `in_pieces`, while members
-    write it. A call with the same name and arguments as an earlier one is left out, and so are all
-    calls after it: tools would act twice. A call that may still repeat another one is held back.
+    calls without markers. No tool should act twice: a call with the same name and arguments as an
+    earlier one is left out, and so are all calls after it. A call that may still become equal to an
+    earlier one is held back.
 
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        as_text: whether malformed calls are text, unless pieces of them came before. If so, a call
-            that a limit cut off is left out.
-        in_pieces: whether the members follow the grammar of calls, so that no call is malformed
-            unless it is cut off.
+        as_text: whether a malformed call becomes text, and a call that a limit cut off is left out.
+            Calls that have already come in pieces stay calls.
+        in_pieces: whether a call comes in pieces while members write it, and not as a whole at its
+            closing marker. The members must follow the grammar of calls.
     """
 
     def __init__(
@@ -253,15 +253,15 @@ class ReplyReader:
         if self._kind is ToolCall:
             return [*parts, _unclosed(self._buffer, cut)]
         if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
-            # most of an opening marker is a call that was cut off
+            # a limit ended the reply inside an opening marker
             return [*parts, _unclosed("", cut)] if len(self._buffer) >= MIN_MARKER else parts
         return parts + self._take(len(self._buffer))
 
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
         """Return the position and text of the first marker in the buffer that takes effect.
 
-        Texts in a call's JSON may contain markers, so the call ends at the first one after all of
-        its JSON. At the end of the reply, a call without JSON ends at the first marker.
+        A text in a call's JSON may contain the closing marker, so the call ends at the first one
+        after its whole JSON. At the end of the reply, a call without JSON ends at the first one.
         """
         if self._kind is ToolCall:
             ends = [match.start() for match in re.finditer(CALL_CLOSES, self._buffer)]
@@ -294,7 +294,7 @@ class ReplyReader:
     # Parts -------------------------------------------------------------------------------------
 
     def _released(self, part: _Read) -> list[_Read]:
-        """Hold text while the reply can be calls without markers; return what need not be held."""
+        """Hold text back while the reply may be calls without markers. Return all other parts."""
         if isinstance(part, Reasoning):
             return [part]
         if isinstance(part, Text):
@@ -406,7 +406,7 @@ def _may_be_calls(text: str) -> bool:
 def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
     """Read a whole reply without markers as calls.
 
-    If this fails, also return why, or "" if the reply does not look like a call.
+    If this fails, return no calls and the reason, or "" if the reply does not look like a call.
     """
     rest = _FENCE.sub("", text).strip()
     calls: list[ToolCall] = []
@@ -445,7 +445,7 @@ def _problem(call: ParsedCall, tools: Sequence[Tool]) -> str:
 
 
 def _unclosed(text: str, cut: str) -> ParsedCall:
-    """Read a call without its closing marker, which is valid if its JSON is whole."""
+    """Read a call that lacks its closing marker. It is valid if its JSON is whole."""
     call = _read_call(text[: len(text) - begun_size(text, [CALL_CLOSES])])
     if isinstance(call, ToolCall):
         return call
@@ -472,7 +472,7 @@ def _to_call(call: Any, text: str) -> ParsedCall:
 
 
 def _open_call(text: str) -> list[_OpenCall]:
-    """Read an unfinished call, as soon as it has its name and the beginning of its arguments."""
+    """Return an unfinished call, once it has its name and the beginning of its arguments."""
     whole = _NUMBER_AT_END.sub("", text)  # more digits could follow
     with suppress(ValueError):  # more than JSON, or a number that is too large
         call = from_json(whole, allow_partial="trailing-strings", allow_inf_nan=False)
@@ -484,7 +484,7 @@ def _open_call(text: str) -> list[_OpenCall]:
 
 
 def _closers(value: Any) -> str:
-    """Return the brackets and quotes that end a value's JSON, before which more can come."""
+    """Return the brackets and quotes that close an unfinished value's JSON."""
     if not isinstance(value, (dict, list)):
         return '"' if isinstance(value, str) else ""
     last = [*(value.values() if isinstance(value, dict) else value)][-1:]
@@ -496,7 +496,7 @@ def _as_json(value: Any) -> str:
 
 
 def read_json(text: str) -> Any:
-    """Parse standard JSON, which has no NaN or Infinity. All values can be written as JSON again.
+    """Parse standard JSON, without NaN and Infinity. The result can be written as JSON again.
 
     Half a character, such as half an emoji, becomes U+FFFD.
 
