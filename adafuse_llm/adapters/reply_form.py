@@ -1,4 +1,4 @@
-"""The form of replies that a call asks for with tools or a response format."""
+"""The form of a reply, which a call sets with tools or a response format."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from adafuse_llm.text.conversation import Tool, function_of
 
 Enforce = Literal["auto"] | bool
 """``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
-only describe it."""
+only describe it to the members."""
 
 FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
-"""Keywords of a framework's call that describe the reply, in the form of OpenAI's API."""
+"""Keywords of a framework's call that set the form of the reply, as in OpenAI's API."""
 
 _COMPACT: Any = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
 _ONLY_JSON = (
@@ -84,11 +84,11 @@ class ReplyForm:
     def check_constraints(
         self, given: Iterable[str], response_format: str = "response_format"
     ) -> None:
-        """Refuse options of a call, with the names `given`, that determine another form.
+        """Refuse the options with the names `given`, because they would set a second form.
 
         Raises:
-            InvalidOptionError: there are such options, and the form is not free. The message names
-                the field of a schema as the call does, `response_format`.
+            InvalidOptionError: there are such options, and the form is not free. The message calls
+                the field with the schema `response_format`.
         """
         names = [*given]
         if names and not self.is_free:
@@ -99,7 +99,7 @@ class ReplyForm:
             )
 
     def after(self, turns: Iterable[Turn]) -> ReplyForm:
-        """Return the form of the next reply in a conversation, if it may be a call or an object.
+        """Return the form of the next reply in a conversation: a call, an object, or either.
 
         Small members tend to invent the values of an object instead of calling a tool, and later to
         repeat a call instead of writing the object. So no object comes before a tool's result, and
@@ -205,7 +205,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
     """Convert a tool choice to ``auto``, ``none``, ``required`` or one of `names`.
 
     `choice` can also be None for ``auto``; True or ``any`` (unless a tool has this name) for
-    ``required``; False for ``none``; or a dict of OpenAI.
+    ``required``; False for ``none``; or a dict in OpenAI's form.
 
     Raises:
         InvalidInputError: `choice` is neither a known value nor one of `names`.
@@ -229,7 +229,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 
 def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of a reply that may call tools, and that `FORM_KEYWORDS` ask for.
+    """Return the form of a reply that may call `tools`, from the `FORM_KEYWORDS` of a call.
 
     Raises:
         InvalidInputError: a value has an unknown form, or the choice does not fit the tools.

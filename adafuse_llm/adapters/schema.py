@@ -1,4 +1,4 @@
-"""Transform JSON schemas before they are enforced."""
+"""Prepare JSON schemas for enforcement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value maps names to schemas."""
 
 _DATA = ("const", "enum", "default", "examples")
-"""Keywords whose value is data."""
+"""Keywords whose value is data, and no schema."""
 
 _OPEN = {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
 _COMBINED = {"properties", "allOf", "anyOf", "oneOf", "$ref"}
@@ -24,10 +24,10 @@ _COMBINED = {"properties", "allOf", "anyOf", "oneOf", "$ref"}
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects have only the properties that it lists.
 
-    Few authors intend other ones, but few forbid them. ``additionalProperties`` becomes false in
-    every object schema that has ``properties`` and does not mention others. Every value that fits
-    the result also fits `schema`. A schema that combines the properties of several schemas (such as
-    ``allOf``) stays as it is, because closing its parts could exclude every value.
+    Few authors want other properties, but few forbid them. ``additionalProperties`` becomes false
+    in every object schema that has ``properties`` and no keyword about other ones. Every value that
+    fits the result also fits `schema`. A schema that combines the properties of several schemas, as
+    with ``allOf``, stays as it is, because closing its parts could exclude every value.
     """
     combines = False
 
@@ -60,14 +60,14 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 def closed_schema(
     schema: Mapping[str, Any], problems: list[str] | None = None
 ) -> tuple[dict[str, Any], str]:
-    """Return a schema with closed objects that can be enforced, and the Lark rule of its JSON.
+    """Return the part of a schema that can be enforced, with closed objects, and its Lark rule.
 
-    What cannot be enforced is left out, and `problems` gets the reasons. Without such a list, it is
-    an error.
+    `problems` receives a reason for everything that is left out. Without this list, a part that
+    cannot be enforced is an error.
 
     Raises:
         InvalidInputError: the schema cannot be written as JSON.
-        GrammarError: it cannot be enforced.
+        GrammarError: the schema cannot be enforced.
         MissingDependencyError: llguidance is not installed.
     """
     try:
@@ -102,7 +102,7 @@ def _rule(schema: dict[str, Any]) -> str:
 
 
 def _path_of_bad_property(schema: dict[str, Any]) -> tuple[str, ...]:
-    """Return the path of the first property that alone cannot be enforced, or an empty one."""
+    """Return the path of the first property that cannot be enforced, or an empty path."""
     properties = schema.get("properties")
     for name in properties if isinstance(properties, dict) else ():
         try:
@@ -113,7 +113,7 @@ def _path_of_bad_property(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _leave_out(schema: Any, path: tuple[str, ...]) -> bool:
-    """Remove a keyword, or what a property allows, from a schema. Return whether it was there."""
+    """Remove the keyword at a path, or all rules of a property. Return whether it was there."""
     *parents, last = path or ("",)
     is_map = False  # whether the keys of `schema` are names, such as those of properties
     for key in parents:

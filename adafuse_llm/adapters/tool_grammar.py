@@ -28,7 +28,7 @@ _CALL_END = CALL_CLOSES.replace("/", r"\/")
 
 # The lexer matches the longest terminal. Text up to a marker is therefore a terminal of its own,
 # and no other terminal that is possible at the same position can contain the marker. Replies do not
-# begin with whitespace, so each member can still write or omit a space before them.
+# begin with whitespace; before them, each member can write or omit a space.
 _TEXT_AND_CALLS = rf"""
 start: CLOSED_THOUGHT_0 more
      | OPEN_THOUGHT_0

@@ -1,1 +1,1 @@
-"""Use an engine on another machine: the client, and the data on the wire."""
+"""Use an engine on another machine: the client, and the JSON between client and server."""

@@ -49,7 +49,7 @@ CLOSED = "this engine is closed; create a new one"
 
 T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
-"""Sends a request, and delivers the events of its responses, numbered from the first argument."""
+"""Sends a request, and delivers the events of its responses, the first of which has this number."""
 
 
 class RemoteEngine(Engine):
@@ -291,7 +291,7 @@ class RemoteEngine(Engine):
                 raise self._error("ended the stream before the response was complete")
 
     def _ended(self, deliver: Deliver, place: tuple[Request, int, int], work: Future[None]) -> None:
-        """Deliver the error that ended a request, if there is one and someone waits for it."""
+        """Deliver the error that ended a request, if there is one. A cancelled request has none."""
         if self.closed:
             deliver(0, errors.EngineClosedError(CLOSED))
         elif not work.cancelled() and (error := work.exception()) is not None:
@@ -342,7 +342,7 @@ class RemoteEngine(Engine):
 
 
 async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
-    """Keep a client and its event loop alive until the event that `begun` receives is set."""
+    """Keep a client and its event loop alive. `begun` receives the loop, and an event to end it."""
     async with client:
         end = asyncio.Event()
         begun.set_result((asyncio.get_running_loop(), end))

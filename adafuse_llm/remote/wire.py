@@ -14,17 +14,17 @@ from adafuse_llm.report.styles import owner, shared
 from adafuse_llm.results import Generation, Round, StreamEvent, Usage, total_logprob
 
 EXTENSION = "adafuse"
-"""Name of the field of requests and answers for all that OpenAI's API lacks."""
+"""Name of the field for all that OpenAI's API lacks, in requests and answers."""
 
 ENDING = {"finish_reason", "cut_by", "seed", "strategy", "logprob", "confidence"}
 """Fields of a finished response that every client gets."""
 
 KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
-"""The classes of errors that a client raises just as the server did, by name."""
+"""Classes of errors by name. A client raises an error of the class that the server names."""
 
 
 def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
-    """Return the JSON of a whole response: with `rounds` all of it, else `ENDING`."""
+    """Return a whole response as JSON: with `rounds` all fields, and without them `ENDING`."""
     if rounds:
         return generation.model_dump(mode="json", exclude={"alternatives"})
     return generation.model_dump(mode="json", include=ENDING)
@@ -35,9 +35,9 @@ def chunk(
 ) -> dict[str, Any]:
     """Return the JSON of a chunk of a stream.
 
-    With `rounds`, it has the round that the chunk shows, and how to display this round. The last
-    chunk of an `event` then also has the text as the members wrote it. At the end of the response,
-    every client gets `ENDING`.
+    With `rounds`, it has the round `played`, and how to display this round. The last chunk of an
+    `event` then also has the text that the members wrote, with all markers. The last chunk of a
+    response has `ENDING` for every client.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:
@@ -94,13 +94,13 @@ class ResponseReader:
 
 
 def error_fields(error: AdaFuseError) -> dict[str, str]:
-    """Return the JSON of an error: its class, and its member if it has one."""
+    """Return the JSON of an error: the name of its class, and of the member if one failed."""
     kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
     return {"error": kind, **({"member": error.member} if isinstance(error, MemberError) else {})}
 
 
 def read_error(fields: Mapping[str, Any], message: str) -> AdaFuseError:
-    """Return the error that the server has sent with this message.
+    """Return the error that the server has sent, with its message.
 
     Raises:
         LookupError: `fields` name no class of errors.

@@ -1,7 +1,7 @@
 """A server with OpenAI's protocol: one ensemble for many applications.
 
-`create_app` returns an ASGI application, which ``adafuse serve`` runs. It needs the extra
-``serve``. Importing this package does not.
+`create_app` returns an ASGI application, which ``adafuse serve`` runs. This function needs the
+extra ``serve``; importing this package does not.
 """
 
 from __future__ import annotations

@@ -31,14 +31,14 @@ from adafuse_llm.serving_config import KEY, ServingConfig
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/health", "/ready"})
-"""Paths for probes. They need no key and accept any host, because probes use addresses. Only at
-level DEBUG, the log has these paths and successes of ``/metrics``."""
+"""Paths for probes. They need no key, and accept any host, because probes send an address. The log
+has requests to them, and successful ones to ``/metrics``, only at level DEBUG."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
 
 OUTCOMES: Final = {429: "busy", 499: "cancelled", 504: "timeout"}
-"""Outcomes by status. Other errors have ``refused`` or ``failed``."""
+"""Outcomes of requests by status. All others are ``ok``, ``refused`` or ``failed``."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ def middlewares(
 
 
 class AccessLog:
-    """Gives every request an id, logs it when it ends, and answers after unexpected errors.
+    """Gives every request an id, logs its end, and answers it after an unexpected error.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
     Paths may begin with `prefix`, at which a proxy or another application shows the server, and may
@@ -190,7 +190,7 @@ class Check:
 
 
 def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
-    """Refuse all names but `hosts`, where ``*.b.c`` fits ``a.b.c``."""
+    """Refuse all host names but `hosts`, of which ``*.b.c`` fits ``a.b.c``."""
     sent = headers.get("host", "")
     try:
         name = urlsplit(f"//{sent}").hostname or ""
@@ -211,7 +211,7 @@ def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | N
     """Refuse requests without the header ``Authorization: Bearer KEY``. The page needs no key."""
     header = headers.get("authorization", "")
     scheme, _, key = header.partition(" ")
-    # compare the digests of all keys, so that the time shows nothing about the keys
+    # compare the digests of all keys, so that the time of an answer reveals nothing about them
     sent = hashlib.sha256(key.strip().encode()).digest()
     digests = [hashlib.sha256(known.encode()).digest() for known in keys]
     fits = [hmac.compare_digest(sent, digest) for digest in digests]

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
-"""A context that opens a request."""
+"""A context that opens a request. It has the run, and the writer of the response."""
 
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
@@ -158,7 +158,7 @@ def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) ->
 def _open(
     service: Service, asked: bodies.ServedRequest, timeout: float | None, cancel: threading.Event
 ) -> tuple[Run[Any], Writer]:
-    """Check a request for the server's models and within its limits, and open the request."""
+    """Check a request against the members and the limits of the server, and open it."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
     # check what depends on the members: variables of templates, and control tokens as text
@@ -169,7 +169,7 @@ def _open(
         options = _with_variables(engine, options, asked, codecs)
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
-    # check the limits of the server; replies to chats are long by default, unless an engine asks
+    # check the server's limits; by default, replies to chats are long, unless a RemoteEngine asks
     form, conversation = asked.form, asked.conversation
     is_long = conversation is not None and not extension.as_engine
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
@@ -214,7 +214,7 @@ def _with_variables(
     asked: bodies.ServedRequest,
     codecs: Mapping[str, TextCodec],
 ) -> dict[str, Any]:
-    """Return the options with those variables of a request that a chat template reads.
+    """Add the variables of a request to its options, if a chat template reads them.
 
     Clients send ``reasoning_effort`` unasked, so an effort that a template refuses is left out.
     """
@@ -247,7 +247,7 @@ async def _whole(service: Service, opened: Opened) -> Response:
 async def _parts(
     service: Service, asked: bodies.ServedRequest, opened: Opened
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a stream. Raise an error before the first part, and send a later one."""
+    """Yield the parts of a stream. An error before the first part is raised, a later one sent."""
     writer: Writer | None = None
     done: dict[int, Generation] = {}
     try:

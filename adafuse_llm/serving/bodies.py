@@ -31,7 +31,7 @@ ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_to
 QUIET = frozenset(
     ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
 ) | {"add_generation_prompt"}
-"""Fields that clients send unasked, and that promise nothing about the answer."""
+"""Fields that clients send unasked, and that change nothing about the answer."""
 
 NO_TOOLS = "this server has no tools of its own"
 NO_STORE = "this server stores nothing"
@@ -59,8 +59,8 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("tools", "tool_choice"), "send messages to /v1/chat/completions"),
     "suffix": "the members continue a text at its end only",
 }
-"""Fields that determine the form or the subject of an answer, and what to do instead. The server
-ignores values such as false or an empty list."""
+"""Unsupported fields that determine the form or the subject of an answer, and what to do instead.
+The server ignores values such as false or an empty list."""
 
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
@@ -102,7 +102,7 @@ def refused(name: str, reason: str, value: object = None) -> ApiError:
 
 
 def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
-    """Check the fields of a body, which may be those of its kind, and `OPTIONS`."""
+    """Check a body. Its fields may be those of `kind`, and `OPTIONS`."""
     known = OPTIONS | kind.model_fields.keys()
     sent = {name: value for name, value in body.items() if value is not None}
     for name, value in sent.items():
@@ -118,7 +118,7 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
         return kind.model_validate(sent)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-    # names of types (str, bool, and texts with a bracket) are not fields
+    # the place also names types (str, bool, and texts with a bracket), which are no fields
     names = [str(part) for part in problem["loc"] if part not in ("str", "bool")]
     name = ".".join(part for part in names if "[" not in part)
     message = problem["msg"][:1].lower() + problem["msg"][1:]
@@ -133,7 +133,7 @@ PARTS = (
     *("text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "file"),
     *("input_file", "document", "audio", "input_audio", "video", "video_url", *THOUGHTS),
 )
-"""Types of content parts in results of tools. There, parts of other types are data."""
+"""Types of content parts. In the result of a tool, parts of other types are data."""
 
 
 class Nested(BaseModel):
@@ -155,13 +155,13 @@ class Message(Nested):
 
 
 class StreamOptions(Nested):
-    """The additional contents of a stream."""
+    """What a stream has besides its responses."""
 
     include_usage: bool | None = None
 
 
 class Extension(BaseModel):
-    """The extension of requests. Fields other than these are options of the ensemble."""
+    """The field ``adafuse`` of a request. All its other fields are options of the engine."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -178,7 +178,10 @@ class Extension(BaseModel):
 
 
 class Body(BaseModel):
-    """The body of a request, which can also have all `OPTIONS`. Constants name the API's fields."""
+    """The body of a request, which can also have all `OPTIONS`.
+
+    The constants are the API's names of the fields for the prompt, the form and the length.
+    """
 
     PROMPT: ClassVar[str] = "messages"
     FORM: ClassVar[str] = "response_format"
@@ -232,9 +235,9 @@ class ServedRequest:
     """A request to a model.
 
     Attributes:
-        ignored: the parts of the request that were ignored, and other warnings for the client.
+        ignored: the ignored parts of the request, and other warnings for the client.
         options: options of `AdaFuseConfig`.
-        names: the names of these options in the request.
+        names: by option, the name of its field in the request.
         enforce: whether to enforce the form, as for `adapters.reply_form.enforced`.
         variables: variables for the chat templates that read them.
         effort: how much the members should reason; None for their own default.

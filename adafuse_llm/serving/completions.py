@@ -19,7 +19,7 @@ from adafuse_llm.serving.sse import DONE
 from adafuse_llm.serving.sse import event as sent_event
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
-"""Reasons of the engine that have another name in the API."""
+"""Finish reasons of the engine that have another name in the API."""
 
 
 class CompletionWriter:
@@ -106,8 +106,8 @@ class ChatChoice:
     """One reply to a conversation. It has log-probabilities of tokens if `has_logprobs`.
 
     Attributes:
-        nothing: a part without text.
-        opening: what comes before the first text.
+        nothing: the content of a chunk without text.
+        opening: the contents of chunks before the first text.
         calls: number of the whole calls so far.
         is_broken: whether the client has pieces of an invalid call.
         warnings: what is wrong with the reply.
@@ -127,7 +127,7 @@ class ChatChoice:
     def part(
         self, text: str, prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return what some text (see `ReplyReader.add`) adds to the reply, and why it ended."""
+        """Return the content of the chunk with the next text; see `ReplyReader.add`."""
         delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []
@@ -184,7 +184,7 @@ class TextChoice:
     def part(
         self, text: str, _prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return what some text adds to the completion, and at its end why it ended."""
+        """Return the content of the chunk with the next text, and at the end the finish reason."""
         choice: dict[str, Any] = {"text": text, "logprobs": None}
         if end is not None:
             choice["finish_reason"] = FINISH_REASONS.get(end.finish_reason, end.finish_reason)

@@ -19,7 +19,7 @@ CONTEXT_CODE = "context_length_exceeded"
 """Code of the error for a prompt that is too long. Frameworks recognize this code."""
 
 RETRY = {"Retry-After": "1"}
-"""Header by which clients know that they can try again after a second."""
+"""Header that asks clients to try again after a second."""
 
 UNEXPECTED = (
     "the server failed unexpectedly; its log has the error, under the request id in the header "
@@ -37,7 +37,7 @@ KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {
     503: ("server_error", errors.ServerNotReadyError),
     504: ("timeout_error", errors.RequestTimeoutError),
 }
-"""By status, the type of errors in OpenAI's API, and the class of errors of the server itself."""
+"""By status, the type of an error in OpenAI's API, and the class that `RemoteEngine` raises."""
 
 ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
     errors.QueueFullError: (429, "rate_limit_exceeded"),
@@ -134,6 +134,6 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def option_of(error: BaseException) -> str | None:
-    """Return the option that an error names; None without one."""
+    """Return the option that an error names, or None."""
     found = _OPTION.match(str(error)) if isinstance(error, InvalidOptionError) else None
     return None if found is None else found[1]

@@ -21,7 +21,7 @@ TOKENS: Final = {
     "completion": "completion_tokens",
     "cached": "cached_tokens",
 }
-"""The fields of `Usage`, by value of the label ``kind``."""
+"""Fields of `Usage` by the value of the label ``kind``."""
 
 
 class Metrics(Collector):

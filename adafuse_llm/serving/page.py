@@ -24,7 +24,7 @@ LIBRARY = "markdown-it.umd.min.js"
 
 NAMES = "base talks state server markdown answer asking round settings main"
 EXAMPLES = ("people", "dates", "arithmetic")
-"""Skills of the embedded members. The empty page offers a question for every skill."""
+"""Skills of the embedded members. The page begins with a question for each of them."""
 
 SCRIPTS = tuple(f"{name}.js" for name in NAMES.split())
 """The scripts of the page, in order. They share one scope."""
@@ -51,7 +51,7 @@ def page_route() -> Route:
 
 @cache
 def page() -> str:
-    """Return the page as one file, with its style and scripts, and the marks of members."""
+    """Return the page as one file, with its style, its scripts, and the symbols of members."""
 
     def read(name: str) -> str:
         return (STATIC / name).read_text(encoding="utf-8")

@@ -161,13 +161,13 @@ def response_usage(counts: Usage) -> dict[str, Any]:
 
 
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""Beginnings of the names of events about the text of an item, by the type of the item."""
+"""By the type of an item, the beginning of the names of the events about its text."""
 
 
 class ResponseWriter:
     """Writes one response: as events while it grows, or as a whole.
 
-    The engine counts the tokens of reasoning. The other arguments are those of `CompletionWriter`.
+    `engine` counts the tokens of reasoning. The other arguments are those of `CompletionWriter`.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class ResponseWriter:
         }
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield the events for an event of the engine."""
+        """Yield the events of a stream for an event of the engine."""
         if not self._sequence:
             for kind in ("created", "in_progress"):
                 yield self._sent(f"response.{kind}", response=self._response("in_progress"))

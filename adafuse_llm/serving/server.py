@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server(
             (host, port), family=family, backlog=2048, dualstack_ipv6=both
         )
-        # without this option, which asyncio sets only on its own sockets, short parts wait 40 ms
+        # short parts of a stream wait 40 ms without this option; asyncio sets it on its own sockets
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -100,9 +100,9 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """A server that a signal or a failure stops. A signal drains its service first.
+    """A server that a signal or a failure stops, after its running requests have ended.
 
-    Its loader loads the engine as soon as connections are accepted.
+    The thread `loader` starts as soon as the server accepts connections.
     """
 
     loader: threading.Thread
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
     failure: BaseException | None = None
 
     def __init__(self, app: ASGIApp, service: Service, config: ServerConfig) -> None:
-        # uvicorn warns of requests for another protocol, such as HTTP/2, which it answers well
+        # uvicorn warns of requests for another protocol, such as HTTP/2, although it answers them
         quiet = ("Unsupported upgrade", "No supported WebSocket")
         uvicorn_logger = logging.getLogger("uvicorn.error")
         uvicorn_logger.addFilter(lambda record: not record.getMessage().startswith(quiet))

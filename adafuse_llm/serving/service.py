@@ -29,7 +29,7 @@ SINGLE = "single"
 """Name of the strategy for a member alone."""
 
 THREADS = 16
-"""Maximum number of requests with a grammar that are checked at once, and of all others."""
+"""The server checks at most so many requests with a grammar at once, and as many others."""
 
 TOKEN_CHARACTERS = 16
 """Maximum characters of a prompt for each token of the context window. The server refuses a longer
@@ -40,7 +40,7 @@ E = TypeVar("E", bound=StreamEvent | Scores)
 
 
 class Service:
-    """An ensemble on a server. It can be served once its members are loaded.
+    """What all routes of a server share. The engine comes once its members are loaded.
 
     Attributes:
         config: options of the server.
@@ -74,7 +74,7 @@ class Service:
         return self._engine is not None and not self._engine.closed and not self._stops
 
     def view(self, strategy: str | None = None) -> AdaFuseEngine:
-        """Return the engine with a strategy that requests may name (None: the engine's own)."""
+        """Return the engine with the strategy of this name; None for the engine's own strategy."""
         if self._stops:
             raise not_ready("the server stops")
         if (engine := self._engine) is None:
@@ -93,7 +93,7 @@ class Service:
     def resolve(
         self, model: str | None, strategy: str | None, options: Mapping[str, Any]
     ) -> tuple[AdaFuseEngine, dict[str, Any]]:
-        """Return the engine and the options for the name of a model: the ensemble or a member.
+        """Return the engine and the options for a model, which is the ensemble or one member.
 
         The default model is the ensemble. The default strategy is the ensemble's own, and `SINGLE`
         for a member.
@@ -132,10 +132,10 @@ class Service:
         characters: int = 0,
         is_long: bool = False,
     ) -> dict[str, Any]:
-        """Check a request, and return its options with the server's limit of tokens as a default.
+        """Check a request, and return its options, of which the limit of tokens is the server's.
 
-        The longest of the request's `inputs` prompts has `characters` characters. The reply to a
-        chat is long by default, because a cut reply helps nobody.
+        The longest of the request's `inputs` prompts has `characters` characters. `is_long`:
+        whether replies are long by default, as in a chat, because a cut one helps nobody.
         """
         config, limits = engine.config.override(options), self.config
         window = smallest_window(engine.member_info, config.use or engine.members)
@@ -170,11 +170,11 @@ class Service:
         has_grammar: bool = False,
         limit: float | None = None,
     ) -> AsyncIterator[T]:
-        """Serve a request: do the work before its response in a thread, and yield the result.
+        """Serve a request: run `work` in a thread, and yield its result for the response.
 
-        `work` receives an event, which is set when nobody waits for the response any more, or when
-        the server ends the request. `work` may take `limit` seconds (default: the server's limit).
-        `has_grammar`: whether it may take long.
+        `work` receives an event, which is set as soon as nobody waits for the response, or the
+        server ends the request. It may take `limit` seconds (default: the server's limit). With
+        `has_grammar`, requests without a grammar do not wait for it.
         """
         cancel = threading.Event()
         limit = self.config.request_timeout if limit is None else limit

@@ -37,7 +37,7 @@ DONE = b"data: [DONE]\n\n"
 async def read_object(
     request: Request, read: Callable[[dict[str, Any], Ignored], T], config: ServingConfig
 ) -> T:
-    """Read the body of a request, a JSON object, and return the result of `read` in a thread."""
+    """Read the JSON object in the body of a request, and call `read` with it in a thread."""
     body = await read_body(request, config)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
@@ -67,7 +67,7 @@ def event(data: Mapping[str, Any], kind: str = "") -> bytes:
 
 
 async def with_pauses(items: AsyncGenerator[T, None]) -> AsyncGenerator[T | None, None]:
-    """Yield the items of a generator, and None whenever one takes `SILENT_SECONDS`."""
+    """Yield the items of a generator, and None after every `SILENT_SECONDS` without an item."""
     async with aclosing(items):
         waiting = asyncio.ensure_future(anext(items, None))
         try:
@@ -88,7 +88,7 @@ async def with_pauses(items: AsyncGenerator[T, None]) -> AsyncGenerator[T | None
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel the work if the client leaves.
 
-    The body of the request must be read, so that only the client's departure is left to receive.
+    Read the whole body of the request before: then `receive` waits only for the client's departure.
 
     Raises:
         ClientDisconnect: the client left.
@@ -106,7 +106,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 class StreamResponse(StreamingResponse):
-    """A stream of events: a first part and a generator of others, closed if the client leaves."""
+    """A stream of events: a first part, and a generator of others, which ends with the response."""
 
     def __init__(self, first: bytes, parts: AsyncGenerator[bytes, None]) -> None:
         async def content() -> AsyncGenerator[bytes, None]:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
 CUT_KEY = "adafuse_cut"
-"""Key of what cut a reply off, such as a limit."""
+"""Key in the metadata of a message for what cut it off, such as a limit."""
 
 ROUNDS_KEY = "adafuse_rounds"
-"""Key of the round records in messages and generations."""
+"""Key of the records of rounds in messages and generations."""
 
 RoundDetail = Literal["none", "summary", "full"]
 
@@ -49,12 +49,12 @@ STANDARD: Mapping[type[AdaFuseError], type[exceptions.ModelError]] = {
     errors.MemberUnavailableError: exceptions.ModelConnectionError,
     errors.MemberError: exceptions.ModelAPIError,
 }
-"""The class that LangChain has for an error. The first one that fits applies."""
+"""LangChain's class for each class of errors. The first row that fits applies."""
 
 
 @contextmanager
 def langchains_error() -> Iterator[None]:
-    """Make errors in the block also instances of LangChain's class for them."""
+    """Make an error in the block also an instance of LangChain's class for it."""
     try:
         yield
     except AdaFuseError as error:
@@ -83,7 +83,7 @@ def _restored(own: type[AdaFuseError], *arguments: Any) -> AdaFuseError:
 
 
 class Told(BaseModel):
-    """What a chunk has for callbacks: the records of the rounds that wrote it."""
+    """The part of a chunk for callbacks: the records of the rounds that wrote it."""
 
     rounds: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -125,7 +125,7 @@ class ResponseChunks(ABC):
         """Return the finished response."""
 
     def records(self, event: StreamEvent) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return the record of the event's round, if any, and what messages keep of it."""
+        """Return the record of an event's round, if it has one, and the part that messages keep."""
         call = self.call
         if event.round is None or call.model.round_detail == "none":
             return [], {}
@@ -240,7 +240,7 @@ class ModelCall:
         ]
 
     def _with_effort(self, engine: Engine, options: dict[str, Any], effort: str) -> dict[str, Any]:
-        """Add an effort to the variables of chat templates. The user's variables override it."""
+        """Add an effort to the variables of chat templates, unless the user has set it there."""
         read, problem = {EFFORT: effort}, ""
         if isinstance(engine, AdaFuseEngine):  # a server has templates that are not known here
             active = [each for each in engine.backends if each.name in self.model._names]
@@ -252,7 +252,7 @@ class ModelCall:
 
 
 def _for_whole(run: Any) -> Any:
-    """Return a run whose handlers pass no chunks on to the user, who asked for none."""
+    """Return a run without the handlers that stream chunks: this call asks for whole responses."""
     if run is None:
         return None
     run = copy(run)  # LangChain knows these handlers by their method, too

@@ -16,7 +16,7 @@ from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.text.conversation import check_tools
 
 UNREAD_BLOCKS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use")
-"""Types of content blocks that repeat a call of the message, so they are omitted silently."""
+"""Types of content blocks that only repeat calls of the message, and are therefore left out."""
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 

@@ -96,7 +96,7 @@ class EnsembleRunnable(EnsembleFields, Serializable):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Plain data with everything that affects a response: the key in LangChain's caches."""
+        """All that affects a response, as plain data: the key in LangChain's caches."""
         options = self._options
         if "stop" in options:  # LangChain writes a call's own `stop` under this name
             options["stop_sequences"] = options.pop("stop")
@@ -179,7 +179,7 @@ class EnsembleModel(EnsembleRunnable):
 
     @abstractmethod
     def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> ModelCall:
-        """Begin a call of the model with overrides for prompts or messages."""
+        """Return a call of the model for prompts or messages, with the keywords of the call."""
 
     @abstractmethod
     def _result(self, call: ModelCall, generations: list[Any]) -> Any:

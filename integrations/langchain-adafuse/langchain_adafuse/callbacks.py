@@ -20,8 +20,8 @@ class RoundCallbackHandler(BaseCallbackHandler):
 
     Attributes:
         rounds: one record (``adafuse_llm.summary.record``) per round, in order of arrival, with the
-            ``run_id`` of the model's run, the number of the ``prompt`` in the batch of a text
-            model, and with `n` above 1 that of the ``response``. A model with
+            ``run_id`` of the model's run. Records of a text model have the number of the ``prompt``
+            in its batch; with `n` above 1, all have the number of the ``response``. A model with
             ``round_detail="none"`` reports no rounds.
     """
 

@@ -69,20 +69,20 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         super().__init__(**fields)
 
     enforce: Literal["auto"] | StrictBool = "auto"
-    """Whether tools and response formats constrain decoding. ``"auto"``: if the extra
-    ``adafuse-llm[grammar]`` is installed; if a schema cannot be enforced, a warning names the
-    reason, and the members only read the schema. True: an error instead. False: never. Every call
-    can override this field."""
+    """Whether tools and response formats constrain decoding. ``"auto"``: with the extra
+    ``adafuse-llm[grammar]``, they do; if a schema cannot be enforced, a warning names the reason,
+    and the members only read the schema. True: they do, or an error names the reason. False: they
+    do not. Every call can override this field."""
 
     tool_choice: str | bool | dict[str, Any] | None = None
-    """Which tool a reply with tools calls, unless `bind_tools` or the call chooses."""
+    """The `tool_choice` of `bind_tools` and of calls that have tools but no choice."""
     parallel_tool_calls: bool | None = None
     """Whether a reply with tools can have several calls, unless `bind_tools` or the call chooses.
     Use False with small members, which repeat calls."""
 
     reasoning_effort: str | None = None
     """How much the members reason, such as ``"low"``, if their chat templates read it. ``"none"``
-    also switches reasoning off. A warning says if it is ignored."""
+    also switches reasoning off. If no template reads it, there is a warning."""
 
     _per_call = (
         *EnsembleModel._per_call,
@@ -99,8 +99,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     ) -> int:
         """Count the tokens of the whole prompt, for the active member that needs the most.
 
-        The messages can be any part of a conversation, in any order. Without any text, calls and
-        tools, the number is 0.
+        The messages can be any part of a conversation, in any order. If they have neither text nor
+        calls, and there are no tools, the number is 0.
         """
         turns = [to_turn(message) for message in messages]
         described = to_tools(tools or ())
@@ -123,10 +123,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
         Args:
             tools: tools in any form that LangChain accepts.
-            tool_choice: ``"auto"`` to let the members decide, the default unless the model has a
-                choice; ``"none"`` or False to omit the tools; ``"any"``, ``"required"`` or True to
-                request a call of any tool; or the name of a tool, or a dict with its name, to
-                request exactly one call of that tool.
+            tool_choice: ``"auto"`` to let the members decide (the default, unless the model has a
+                `tool_choice`); ``"none"`` or False to omit the tools; ``"any"``, ``"required"`` or
+                True to request a call of any tool; or the name of a tool, or a dict with its name,
+                to request exactly one call of that tool.
             strict: whether the tools' schemas forbid additional arguments.
             **kwargs: passed to every call, such as ``parallel_tool_calls=False``.
 
@@ -149,8 +149,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     ) -> Runnable[LanguageModelInput, Any]:
         """Return a runnable whose output fits a schema, which constrains decoding (see `enforce`).
 
-        A stream of plain data yields what is written so far, again and again; an instance of a
-        class comes once, when the reply is finished.
+        A stream of plain data yields the object again and again while it grows; an instance of a
+        class comes once, at the end of the reply.
 
         Args:
             schema: a pydantic class, of which the output is an instance, a TypedDict, or a JSON
@@ -174,7 +174,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         if schema is None and method != "json_mode":
             raise InvalidInputError(f"method={method!r} needs a schema; got None")
 
-        # the schema as that of a tool, whatever form it has
+        # every form of a schema becomes the one of a tool
         schema = {"type": "object"} if schema is None else schema
         tool = openai_tool(as_function(schema) if isinstance(schema, dict) else schema, strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
@@ -184,7 +184,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             of_class: PydanticOutputParser[Any] = PydanticOutputParser(pydantic_object=schema)
             parser = RunnableLambda(partial(_instance, parser=of_class))
 
-        # a model that is asked for it, and the parser of its replies
+        # the model with this schema in every call, and the parser of its replies
         if method == "function_calling":
             is_value = {"enum", "const"} & json_schema.keys()
             if is_value or "object" not in json_schema.get("type", "object"):
@@ -259,7 +259,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     def _resolve_model_profile(self) -> ModelProfile:
         """Return the model's capabilities, from the members' files.
 
-        `warmup` adds what the files do not tell.
+        `warmup` adds what only loading can show.
         """
         self._has_own_profile = True
         ensemble, names = self._ensemble, self._names
@@ -374,8 +374,8 @@ async def _awhole(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage
 def _instance(message: AIMessage, parser: PydanticOutputParser[Any]) -> Any:
     """Return the instance of a class in a reply.
 
-    It is read from JSON first, because a strict class takes a date or an enum only from there. Else
-    LangChain's parser reads the reply.
+    Pydantic reads the text as JSON first, because a strict class takes a date or an enum only from
+    JSON. If this fails, LangChain's parser reads the message.
     """
     try:
         return parser.pydantic_object.model_validate_json(message.text)

@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 
 Convert = Callable[[StreamEvent, AdaFuseRaw, list[list[LogProb]] | None], R]
-"""A function that turns an event, or the whole response as one event, into LlamaIndex's response.
-The lists of log-probabilities have the committed token first, then the other likeliest ones."""
+"""A function that turns an event into LlamaIndex's response. A whole response is one event. Each
+list of log-probabilities has the committed token first, then the other likeliest ones."""
 
 Prepared = tuple[Engine, Request, Convert[R]]
 
@@ -92,7 +92,7 @@ class Decode(Generic[R]):
                 yield event
 
     def _take(self, number: int, event: StreamEvent) -> None:
-        """Keep a complete response, and report the rounds of the first one."""
+        """Keep a complete response, and report a round of the first response."""
         if event.generation is not None:
             self._done[number] = event.generation
         if self._round_events and number == 0 and event.round is not None:

@@ -1,4 +1,4 @@
-"""Replies: the form that a chat asks for, and the responses that the members' text becomes."""
+"""Turn the text of the members into LlamaIndex's responses and into objects."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ WARNINGS_KEY = "adafuse_warnings"
 
 
 class Reply:
-    """A converter from the events of a reply to responses with text, reasoning and tool calls.
+    """Turns the events of a reply into responses with text, reasoning and tool calls.
 
-    The text excludes reasoning and calls. A malformed call stays in the text, and the warnings in
-    ``additional_kwargs`` say why; one that a limit cut off is left out. If `is_step`, the reply is
-    a step of a ReAct agent. Without a form, the events continue a prompt, and all are text.
+    The text excludes reasoning and calls. A malformed call stays in the text, with a warning in
+    ``additional_kwargs``; a call that a limit cut off is left out. If `is_step`, the reply is a
+    step of a ReAct agent. Without a form, the reply continues a prompt, and all of it is text.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Reply:
         blocks: list[ContentBlock] = [TextBlock(text=self._text), *calls]
         if self._thinking:
             blocks = [ThinkingBlock(content=self._thinking), *blocks]
-        # programs of core recognize calls by this entry
+        # the programs of llama-index-core look for calls in this entry
         whole = [_openai_call(call) for call in calls if isinstance(call.tool_kwargs, dict)]
         extras = {"tool_calls": whole} if whole else {}
         return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extras)

@@ -53,7 +53,7 @@ OBSERVATION = "\nObservation:"
 """The text that ends a ReAct agent's step. A model that writes more invents a tool's result."""
 
 STEP = ("Action:", "Action Input:", "Observation")
-"""Texts in every system message that describes the steps which LlamaIndex's agents can parse."""
+"""Texts in every system message that explains the steps of LlamaIndex's ReAct agents."""
 
 
 class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
@@ -119,7 +119,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def metadata(self) -> LLMMetadata:
         """Context window, output limit and abilities, from the members' files.
 
-        Reading this loads the members only if the files do not tell.
+        Reading this loads the members only if their files lack something.
         """
         limit, names = self._config.max_new_tokens, self._names
         is_chat = self.is_chat_model
@@ -170,7 +170,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         """Return the reply to a conversation.
 
         The keywords are options of `AdaFuseConfig`, and ``tools``, ``tool_choice``,
-        ``parallel_tool_calls`` and ``response_format`` in the form of OpenAI.
+        ``parallel_tool_calls`` and ``response_format`` in OpenAI's form.
         """
         return self._chat(messages, kwargs).result()
 

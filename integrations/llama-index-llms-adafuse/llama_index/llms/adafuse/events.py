@@ -8,7 +8,7 @@ from adafuse_llm import Candidate
 
 
 class AdaFuseRoundEvent(BaseEvent):
-    """One round, with what `adafuse_llm.summary.record` says of it."""
+    """One round, with the fields of `adafuse_llm.summary.record`."""
 
     round: int
     text: str
