@@ -28,7 +28,7 @@ def result(content: str) -> dict[str, Any]:
 
 
 def flat(*turns: Any) -> list[str]:
-    """What members read whose chat templates know no tools."""
+    """The text that members read if their chat templates know no tools."""
     return [each["content"] for each in to_conversation(turns).flat()]
 
 

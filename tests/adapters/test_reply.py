@@ -1,4 +1,4 @@
-"""Replies taken apart as they stream."""
+"""Replies, read in parts while they grow."""
 
 import json
 from contextlib import suppress
@@ -318,7 +318,7 @@ def test_a_call_is_valid_only_if_all_of_it_was_written(as_text: bool) -> None:
         is_valid = [isinstance(part, ToolCall) for part in parts]
         assert is_valid in ([end >= size], [False] * (not as_text), [False])
         assert "9 tokens" in warning
-    # what a grammar permits, and what cannot be one value
+    # a grammar permits these arguments, but they are no JSON or have a key twice
     for arguments in ('{"a": 1e999, "b": 2}', '{"a": "x", "b": 1, "a": "y"}'):
         call = f'<tool_call>{{"name": "now", "arguments": {arguments}}}</tool_call>'
         (part,), _ = read(*call, in_pieces=True)

@@ -1,4 +1,4 @@
-"""How many functions a request enters beyond those of `generate`: what a reader of it must know."""
+"""How many functions one must read to follow a request, beside those of `generate`."""
 
 import gc
 import inspect
@@ -21,7 +21,7 @@ OURS = tuple(str(Path(each.__file__ or "").parent) for each in (adafuse_llm, lan
 
 
 def entered(work: Callable[[], object]) -> set[str]:
-    """Our functions that a second call enters, in all threads, without lambdas."""
+    """The functions of our packages that a second call enters, in all threads, without lambdas."""
     seen: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:

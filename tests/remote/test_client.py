@@ -103,7 +103,7 @@ class Held:
     remote: RemoteEngine
 
     def ends(self, unfinished: int = 0) -> None:
-        """Wait until no more than this number of requests run and wait on the server."""
+        """Wait until only `unfinished` requests run or wait on the server."""
         scheduler = self.engine.scheduler
         wait_until(lambda: scheduler.running + scheduler.waiting == unfinished)
 

@@ -44,7 +44,7 @@ async def broken(_: Request) -> Response:
 
 
 def client(keys: tuple[str, ...] = (), **options: Any) -> httpx.AsyncClient:
-    """A client of an application with nothing but these middlewares."""
+    """A client of an application that has only the server's middlewares."""
     routes = [
         *(Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/health", "/echo")),
         *(Route("/fail", fail), Route("/broken", broken)),

@@ -30,7 +30,7 @@ def read(**fields: Any) -> ServedRequest:
 
 
 def messages(*turns: Any) -> list[Any]:
-    """The conversation of a request without a warning."""
+    """The messages that a server reads in a request. There is no warning."""
     asked = read(messages=[*QUESTION, *turns])
     assert asked.conversation is not None
     assert asked.ignored.warnings == []

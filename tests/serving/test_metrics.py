@@ -17,7 +17,7 @@ pytestmark = pytest.mark.quick
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    """Values by the name of the series with its labels."""
+    """The value of each series, by its name with its labels."""
     body, content_type = metrics.exposition()
     assert content_type.startswith("text/plain")
     found = {}

@@ -83,7 +83,7 @@ def recorded() -> Iterator[Recorded]:
 
 
 def counting(words: int, *, seconds: float = 0.0, fails_at: int | None = None) -> Any:
-    """A rule that writes ``one one one ...``, slowly, and may fail."""
+    """A rule that writes `words` times ``one``, each in `seconds`. It may fail after some."""
 
     def rule(text: str) -> dict[str, float]:
         written = text.count(" one")
@@ -96,6 +96,6 @@ def counting(words: int, *, seconds: float = 0.0, fails_at: int | None = None) -
 
 
 def counting_engine(words: int, **kind: Any) -> AdaFuseEngine:
-    """Two members that count, one word a round; the second one is slow or fails as said."""
+    """Two members that count, one word a round. The second one is of the `kind` of `counting`."""
     members = [FakeBackend("oak", counting(words)), FakeBackend("elm", counting(words, **kind))]
     return AdaFuseEngine(members, AdaFuseConfig(max_words=1))

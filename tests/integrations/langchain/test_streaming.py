@@ -1,4 +1,4 @@
-"""Streams, chains and batches give the text of the engine; event loops go on; leaving stops."""
+"""Streams, chains and batches give the engine's text, block no event loop, and can be left."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Eight entry points, one decode: the same text, counted once, whatever members read."""
+"""All eight entry points return the same text, and count it once; what members read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

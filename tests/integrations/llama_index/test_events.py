@@ -1,4 +1,4 @@
-"""Rounds as events of the call's span, whatever runs beside it."""
+"""Every round is an event of the span of its call, even if calls run side by side."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Making, keeping, copying and ending: what an LLM costs when it is not asked anything."""
+"""LLMs that are created, copied, pickled, described, loaded, and stopped."""
 
 import asyncio
 import copy
@@ -110,7 +110,7 @@ def test_metadata_is_true_and_can_be_overridden():
 
 @pytest.mark.parametrize("path", FORMS)
 async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
-    """Also for streams, and without any computation."""
+    """Streams fail at the call, too, and the members compute nothing."""
     members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
     with AdaFuseEngine(members) as engine:
         asked: Any = [ChatMessage("long " * 40)] if "chat" in path else "long " * 40
@@ -130,7 +130,7 @@ def test_a_call_that_takes_too_long_ends():
 
 
 def settled(backend: Any) -> int:
-    """Passes of a member, once no more are made."""
+    """Wait until a member computes no more, and return its number of passes."""
     while True:
         before = backend.passes
         time.sleep(0.05)

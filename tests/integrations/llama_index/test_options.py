@@ -21,7 +21,7 @@ DRAWN: dict[str, Any] = {"temperature": 1, "max_new_tokens": 12}
 
 
 def colours(share: float) -> Any:
-    """A rule that writes up to eight colours. It tells `share` of red from the others."""
+    """A rule that writes up to eight colours, of which red has the probability `share`."""
 
     def rule(text: str) -> dict[str, float]:
         if sum(text.count(word) for word in WORDS) >= 8:

@@ -1,4 +1,4 @@
-"""Objects of a class out of replies: requested in clean words, enforced, read, checked."""
+"""Objects of a class from replies: how they are requested, enforced, read and checked."""
 
 import json
 from typing import Any, Literal
@@ -57,7 +57,7 @@ def llm():
 
 @pytest.fixture(scope="module")
 def free(llm):
-    """The same members; objects are requested in the prompt only."""
+    """An LLM of the same members that requests objects in the prompt only."""
     return AdaFuseLLM(engine=llm.engine, enforce=False)
 
 

@@ -36,7 +36,7 @@ MADE_UP = "\nObservation: 42\nThought: I can answer.\nAnswer: It is 42."
 
 
 def clerk(prompt: str) -> str:
-    """Calls tools once, or speaks freely."""
+    """A script that calls tools once, or only writes text."""
     if "Action Input:" in prompt:
         return "Thought: Done.\nAnswer: It is 19." if "tion: 19" in prompt else STEP + MADE_UP
     if '<tool_response>\n{"name"' in prompt:
@@ -54,7 +54,7 @@ def llm():
 
 @pytest.fixture(scope="module")
 def free(llm):
-    """The same members; nothing is enforced."""
+    """An LLM of the same members that enforces nothing."""
     return AdaFuseLLM(engine=llm.engine, enforce=False)
 
 
