@@ -1,4 +1,4 @@
-"""Members that fail or hang, clients that leave, bodies that are no requests, and a server that stops."""
+"""Members that fail or hang, clients that leave, bodies that are no requests, and the end."""
 
 import asyncio
 import gzip
