@@ -43,7 +43,8 @@ class Turn(TypedDict, total=False):
             framework's name for one of these roles.
         content: text, or a list of parts. In place of a part without text, such as
             ``{"type": "image"}``, members read a note, and in an assistant's message nothing.
-        name: name of the speaker. Members read it before the content of a user's message only.
+        name: name of the speaker. Members read it before the content of a user's message, and
+            nowhere else.
         tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are not
             a JSON object, for example because the call was cut off, members read the call and its
             result as text.
@@ -98,7 +99,7 @@ class _Calls:
         names: the names of the called tools.
         text: the ids of the calls that members read as text.
         waiting: the ids of the last reply's calls that have no result yet.
-        odd: for a warning, what members read as text. The keys are an ordered set.
+        odd: what members read as text, for a warning, as the keys of a dict.
         unread: the types of parts without text.
     """
 
@@ -140,7 +141,7 @@ class _Calls:
         return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
 
     def answer(self, key: object) -> tuple[str, bool]:
-        """Return the id of the call that a result answers, and whether both are text."""
+        """Return the id of the call that a result answers, and whether it becomes text."""
         key = str(key or next(iter(self.waiting), ""))
         if key in self.waiting:
             self.waiting.remove(key)

@@ -20,7 +20,7 @@ from adafuse_llm.interface import Engine
 from adafuse_llm.strategies.registry import AUTO
 
 LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
-"""Fields that say how members are loaded."""
+"""Fields about the loading of members."""
 
 
 class EnsembleFields(OptionFields):

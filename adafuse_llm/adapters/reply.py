@@ -39,7 +39,7 @@ _KEYS = {"name", "arguments"}
 _FENCE = re.compile(r"(?:^|(?<=[}\]]))[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _WRITTEN = re.compile(r'"name"\s*:\s*"[^"\n]*"\s*,\s*"arguments"\s*:')
 HALF = re.compile("[\ud800-\udfff]")
-"""Half of a character in UTF-16, such as half an emoji, which cannot be encoded."""
+"""One half of a character that UTF-16 splits in two, such as an emoji. UTF-8 cannot encode it."""
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _NUMBER_AT_END = re.compile(r"\d[\d.eE+-]*\Z")
 _OTHER_BRACKET = str.maketrans("]}", "}]")
@@ -47,7 +47,7 @@ _OTHER_BRACKET = str.maketrans("]}", "}]")
 
 @dataclass(frozen=True)
 class Text:
-    """Text for the user, unchanged."""
+    """Text for the user, as the members wrote it."""
 
     text: str
 

@@ -229,7 +229,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 
 def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of a reply that may call `tools`, from the `FORM_KEYWORDS` of a call.
+    """Return the form of the reply to a call with these tools and `FORM_KEYWORDS`.
 
     Raises:
         InvalidInputError: a value has an unknown form, or the choice does not fit the tools.

@@ -192,7 +192,7 @@ class RemoteEngine(Engine):
     # The connections ---------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Create a client without connections, also in a forked child process."""
+        """Create a new HTTP client, at first and in a forked child process."""
         try:
             import httpx
         except ImportError as missing:

@@ -103,7 +103,7 @@ def read_error(fields: Mapping[str, Any], message: str) -> AdaFuseError:
     """Return the error that the server has sent, with its message.
 
     Raises:
-        LookupError: `fields` name no class of errors.
+        LookupError: `fields` do not name a class of errors.
     """
     kind = KINDS[fields["error"]]
     if issubclass(kind, MemberError):

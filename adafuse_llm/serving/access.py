@@ -190,7 +190,7 @@ class Check:
 
 
 def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
-    """Refuse all host names but `hosts`, of which ``*.b.c`` fits ``a.b.c``."""
+    """Refuse all host names but `hosts`, where ``*.b.c`` stands for all names in ``.b.c``."""
     sent = headers.get("host", "")
     try:
         name = urlsplit(f"//{sent}").hostname or ""

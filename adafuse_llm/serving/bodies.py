@@ -65,8 +65,8 @@ The server ignores values such as false or an empty list."""
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
 ) | {"weights", "use", "calibration", "decisions"}
-"""Options that only an ensemble has. They must stand in the extension, because OpenAI's API may get
-fields with these names."""
+"""Options that only an ensemble has. Clients must send them in the extension, because OpenAI's API
+may get fields with the same names."""
 
 OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
 """Fields that set an option of the engine."""

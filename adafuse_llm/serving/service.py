@@ -132,7 +132,7 @@ class Service:
         characters: int = 0,
         is_long: bool = False,
     ) -> dict[str, Any]:
-        """Check a request, and return its options, of which the limit of tokens is the server's.
+        """Check a request, and return its options. The server's limit of tokens is a default.
 
         The longest of the request's `inputs` prompts has `characters` characters. `is_long`:
         whether replies are long by default, as in a chat, because a cut one helps nobody.
@@ -206,7 +206,7 @@ class Service:
             cancel.set()  # the thread may still be at work
 
     async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
-        """Serve a request that consists of `work` only, and return the result."""
+        """Serve a request that is nothing but `work`, and return the result."""
         async with self.admitted(work, has_grammar=has_grammar) as result:
             return result
 

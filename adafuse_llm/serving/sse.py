@@ -106,7 +106,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 class StreamResponse(StreamingResponse):
-    """A stream of events: a first part, and a generator of others, which ends with the response."""
+    """A stream of events: a first part, and those of a generator. It closes the generator."""
 
     def __init__(self, first: bytes, parts: AsyncGenerator[bytes, None]) -> None:
         async def content() -> AsyncGenerator[bytes, None]:

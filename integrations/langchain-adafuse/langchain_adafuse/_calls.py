@@ -168,7 +168,7 @@ class ResponseChunks(ABC):
 
 @dataclass
 class ModelCall:
-    """One call of a model with overrides.
+    """One call of a model, which has the options of the call.
 
     Attributes:
         not_enforced: which part of the form should be enforced but is not, and why; or "".

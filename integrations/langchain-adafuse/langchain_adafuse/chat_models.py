@@ -153,13 +153,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         class comes once, at the end of the reply.
 
         Args:
-            schema: a pydantic class, of which the output is an instance, a TypedDict, or a JSON
+            schema: a pydantic class (the output is an instance of it), a TypedDict, or a JSON
                 schema, possibly in a ``response_format`` of OpenAI's API.
             method: ``"json_schema"`` requests JSON that fits the schema; ``"function_calling"``
                 requests a call of a tool with this schema; ``"json_mode"`` requests any JSON
                 object, which your prompt must describe.
             include_raw: whether to return ``{"raw": message, "parsed": ..., "parsing_error": ...}``
-                instead of the object, and to raise no error if no reply fits.
+                instead of the object, and to raise no error if the reply does not fit.
             strict: whether additional properties are errors.
             **kwargs: passed to every call.
 
@@ -217,7 +217,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         return ChatResult(generations=generations)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
-        """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
+        """Never stream several responses to handlers. Only `stream` passes ``stream=True``."""
         is_plural = not kwargs.get("stream") and kwargs.get("n", self._config.n) not in (None, 1)
         return is_plural or super()._streaming_disabled(**kwargs)
 

@@ -21,7 +21,7 @@ RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
 class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `given`
     """A LangChain LLM backed by an ensemble of local language models.
 
-    The class `llama_index.llms.adafuse.AdaFuseLLM`, for LlamaIndex, has the same name.
+    LlamaIndex's class in `llama_index.llms.adafuse` has the same name.
 
     For example::
 

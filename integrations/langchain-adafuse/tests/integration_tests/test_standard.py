@@ -20,7 +20,7 @@ NEED_OBEDIENCE = {
     *("test_json_mode", "test_tool_calling", "test_tool_calling_async"),
     "test_unicode_tool_call_integration",
 }
-"""Tests of the arguments of calls, in which the embedded members write what they like."""
+"""Tests that need calls with certain arguments, which the embedded members do not write."""
 
 
 def obey(text: str) -> dict[str, float]:

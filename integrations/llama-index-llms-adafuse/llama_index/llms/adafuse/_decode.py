@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 
 Convert = Callable[[StreamEvent, AdaFuseRaw, list[list[LogProb]] | None], R]
-"""A function that turns an event into LlamaIndex's response. A whole response is one event. Each
-list of log-probabilities has the committed token first, then the other likeliest ones."""
+"""A function that turns an event, or one event with the whole response, into LlamaIndex's response.
+Each list of log-probabilities has the committed token first, then the other likeliest ones."""
 
 Prepared = tuple[Engine, Request, Convert[R]]
 
@@ -33,8 +33,8 @@ Prepared = tuple[Engine, Request, Convert[R]]
 class Decode(Generic[R]):
     """The decode of one request.
 
-    `prepare` loads members and compiles grammars, so event loops call it in a thread. With
-    `round_events`, each round is an event of the span that is active now, the one of the LLM call.
+    `prepare` loads members and compiles grammars, so asynchronous methods call it in a thread.
+    With `round_events`, each round becomes an event in the span of the LLM call.
     """
 
     def __init__(self, prepare: Callable[[], Prepared[R]], *, round_events: bool) -> None:

@@ -59,16 +59,16 @@ STEP = ("Action:", "Action Input:", "Observation")
 class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
-    The class `langchain_adafuse.AdaFuseLLM`, for LangChain, has the same name.
+    LangChain's class in `langchain_adafuse` has the same name.
 
     The members are loaded on first use. An LLM is thread-safe. A pickled LLM has its members'
     places and its options, but no weights.
 
     Args:
-        members: folders, GGUF files, hub ids, or mappings of settings. For the three small models
-            that ship with adafuse-llm, call `from_embedded`.
+        members: folders, GGUF files, hub ids, or mappings with the settings of members. For the
+            three small models that ship with adafuse-llm, call `from_embedded`.
         engine: an existing engine, such as a `RemoteEngine`, to use instead of `members`.
-        context_window, is_chat_model, is_function_calling_model: values in `metadata` in place of
+        context_window, is_chat_model, is_function_calling_model: values for `metadata` instead of
             the members' own. Core's agents and programs call tools only of function-calling models,
             so set the last one to use them with members whose calls cannot be enforced.
         request_timeout: time limit of a call in seconds, excluding loading. The keyword ``timeout``

@@ -24,7 +24,7 @@ class TokenUsage(BaseModel):
 
 
 class AdaFuseRaw(BaseModel):
-    """The ``raw`` field of a response or chunk. JSON-safe.
+    """The ``raw`` field of a response or chunk. It can be written as JSON.
 
     Attributes:
         rounds: all rounds of a whole response, or the round of a chunk. With the option
@@ -49,7 +49,7 @@ class AdaFuseRaw(BaseModel):
 
     @classmethod
     def of(cls, rounds: tuple[Round, ...], generation: Generation | None) -> AdaFuseRaw:
-        """Return the field for some rounds, and for the whole response if it is complete."""
+        """Return the field of a chunk with some rounds, or of a whole response."""
         if generation is None:
             return cls(rounds=rounds)
         counts = openai_usage(generation.usage)
