@@ -72,8 +72,8 @@ def _add_standard(error: AdaFuseError) -> AdaFuseError:
 @cache
 def _of_both(own: type[AdaFuseError], standard: type[exceptions.ModelError]) -> Any:
     def reduced(error: AdaFuseError) -> tuple[Any, ...]:
-        _, *content = own.__reduce__(error)
-        return partial(_restored, own), *content  # pickles cannot name the class below
+        of_own: Any = own.__reduce__(error)
+        return partial(_restored, own), *of_own[1:]  # a pickle cannot name the class below
 
     return type(own.__name__, (own, standard), {"__reduce__": reduced})
 
