@@ -59,7 +59,7 @@ function take(view, chunk) {
   }
 }
 
-/** Add a part of the text to an answer; to its last part if both are of the same round. */
+/** Add text to an answer: to its last part if both are of the same round, and otherwise as a new part. */
 function addPart({ turn }, part) {
   const last = turn.parts.at(-1);
   if (last && last.kind === part.kind && last.round === part.round) last.text += part.text;
@@ -90,7 +90,7 @@ function showTurn(turn) {
   return view;
 }
 
-/** Show an answer soon. The more time that takes, the less often it happens. */
+/** Show an answer soon. The longer this takes, the less often it happens. */
 function showAnswerSoon(view) {
   view.timer ??= setTimeout(() => {
     const began = performance.now();
@@ -100,7 +100,7 @@ function showAnswerSoon(view) {
   }, Math.max(PAUSE, view.wait));
 }
 
-/** Show the text of an answer so far. With `anew`, also the blocks that did not change. */
+/** Show the text of an answer so far. With `anew`, show unchanged blocks again, too. */
 function showAnswer(view, anew = false) {
   clearTimeout(view.timer);
   view.timer = null;
@@ -148,7 +148,7 @@ function showText(view, kind) {
 
 const looksOfRounds = new WeakMap();
 
-/** Add a text of a part to an element: to the last piece there if it is of the same part. */
+/** Add text of a part to an element: to its last piece if that is of the same part, else as a new one. */
 function showPiece(turn, parent, part, text, isFirst) {
   const round = turn.rounds[part.round], last = parent.lastChild;
   if (!round) return parent.append(make("span", {}, text));
@@ -257,7 +257,7 @@ const EXAMPLES = [
   ["Summarize a text", "Summarize this text in one sentence:\n\n"],
 ];
 
-/** Return what a reader can try first. The embedded members know only the texts that a question brings. */
+/** Return buttons with first questions. The embedded members know only the passages in a question. */
 function examples() {
   const { members, questions } = LOOKS.embedded, all = models.flatMap(model => model.adafuse?.members ?? []);
   if (!all.length) return [];

@@ -16,7 +16,7 @@ function make(tag, attributes = {}, ...content) {
   return element;
 }
 
-/** Return what reads and writes JSON in a storage of the browser, which may be switched off. */
+/** Return methods that read and write JSON in a storage of the browser, which may be switched off. */
 function storeIn(storage) {
   const full = name => `adafuse.${name}`;
   return {
@@ -42,7 +42,7 @@ function storeIn(storage) {
         for (const name of names) storage().removeItem(full(name));
       } catch { /* there is nothing */ }
     },
-    /** Return the rest of all names that begin with a text. */
+    /** Return all names that begin with a text, without this text. */
     names(start) {
       try {
         return Object.keys(storage()).filter(name => name.startsWith(full(start))).map(name => name.slice(full(start).length));
@@ -78,7 +78,7 @@ function paint(element, look) {
   if (look.stroke) element.style.setProperty("--stroke", look.stroke);
 }
 
-/** Return the looks of those that a round's span belongs to: a shared kind, or members in their order. */
+/** Return the looks of a round's span: that of its shared kind, or those of its members in order. */
 function looksOf({ shared, owner, candidates, winner }) {
   if (shared) return [LOOKS.shared[shared]];
   const { proposers } = candidates[winner];

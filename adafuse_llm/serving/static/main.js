@@ -2,7 +2,7 @@
 
 const NARROW = matchMedia("(max-width: 60em)");
 
-/** Return the text that a button copies: of its block of code, or of its answer as the members wrote it. */
+/** Return the text that a button copies: its block of code, or its answer as the members wrote it. */
 function textToCopy(button) {
   const code = button.closest(".code")?.querySelector("code");
   if (code) return code.textContent;

@@ -38,7 +38,7 @@ function plainBlock(source) {
 
 /** Makes the elements of a block. */
 class BlockMaker {
-  /** `show` adds a text to an element. It gets the text's place in the source, and whether it stands there as it is. */
+  /** `show` adds a text to an element. It gets the text's place in the source, and whether the source has it unchanged. */
   constructor(block, show) {
     this.block = block;
     this.show = show;
@@ -135,7 +135,7 @@ class BlockMaker {
   }
 }
 
-/** Change an element into another one. What is equal stays: it can be selected, or have the focus. */
+/** Change an element into another one. Equal parts stay, because they may be selected or have the focus. */
 function morph(old, wanted) {
   if (old.nodeName !== wanted.nodeName) return old.replaceWith(wanted);
   if (old.nodeType === Node.TEXT_NODE) {

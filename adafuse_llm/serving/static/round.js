@@ -69,7 +69,7 @@ function contentOf(turn, round) {
 }
 
 const scoreOf = (round, index) => round.candidates[index].score ?? Infinity;
-// The number of a member, in nats, at which its bar is full: of a span per token, and of a whole text.
+// The values in nats at which the bar of a member is full: per token of a span, and for a whole text.
 const FULL_SPAN = 5, FULL_TEXT = 50;
 
 const digits = value => value === null || value === undefined ? "-" : Math.max(0, value).toFixed(3);

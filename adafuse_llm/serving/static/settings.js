@@ -44,7 +44,7 @@ function showMembers() {
 
 const shownShared = new Set();
 
-/** Show the key of spans that belong to no single member once there are some. */
+/** Show the legend of spans that belong to no single member, as soon as there is one. */
 function showLegend(kind) {
   shownShared.add(kind);
   const entry = find(`shared-${kind}`);
@@ -72,7 +72,7 @@ function showSystem(text) {
   showWhetherSet();
 }
 
-/** Return whether the answers are written by the strategy whose options the settings have. */
+/** Return whether the strategy whose options are in the settings writes the answers. */
 const usesAdafuse = () => (chosen.strategy || modelOf(chosen.model)?.strategy) === "adafuse" && inUse().length > 1;
 
 /** Show at the button whether a setting differs from the server's. */
@@ -95,7 +95,7 @@ function status(text, ...actions) {
 
 // ---- The key ----
 
-/** Ask for the API key. The result resolves when there is one. */
+/** Ask for the API key. The promise resolves when there is one. */
 function askForKey() {
   const dialog = find("key"), secret = find("secret");
   find("wrong").hidden = !key;
@@ -117,7 +117,7 @@ function askForKey() {
 
 let connecting = null;
 
-/** Learn the models from the server. Fulfilled when they are known, or the reader gives no key. */
+/** Ask the server for its models. The promise resolves when they are known, or if there is no key. */
 function connected() {
   connecting ??= connect().finally(() => { connecting = null; });
   return connecting;

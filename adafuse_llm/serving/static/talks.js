@@ -1,7 +1,8 @@
 
 // ---- Conversations that the browser keeps ----
 
-// Each has two entries: its title and the time of its last question, and all of it. So tabs share no list.
+// Each has two entries: one with its title and the time of its last question, and one with all of it.
+// So tabs share no list.
 const TITLE = "title.", TALK = "talk.";
 
 /** Return a conversation without questions. A turn is a question with its answer and its rounds. */
@@ -15,7 +16,7 @@ function keptTalks() {
   return kept.names(TITLE).map(id => ({ id, ...kept.get(TITLE + id, {}) })).sort((left, right) => right.time - left.time);
 }
 
-/** Keep a conversation in the browser. Where there is no room, rounds are left out: of old conversations first. */
+/** Keep a conversation in the browser. If there is no room, it leaves out rounds, those of old conversations first. */
 function keep(talk) {
   const { id, turns } = talk;
   talk.isChanged = false;
