@@ -13,6 +13,7 @@ from adafuse_llm.cli.ask import EMBEDDED
 from adafuse_llm.cli.common import Command, Parser, Setup
 from adafuse_llm.cli.terminal import print_json, stderr_console, stdout_console, tell
 from adafuse_llm.decisions import DecideOptions, Question
+from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.evaluation.files import read_text
 from adafuse_llm.report.styles import looks, percent, printable
 
@@ -34,6 +35,12 @@ def decide(setup: Setup, flags: Namespace) -> int:
     Without --choice and --level, the answer is yes or no.
     """
     question = _question(flags)
+    has_weights = any(each.partition("=")[0].strip() == "weights" for each in flags.options)
+    if has_weights and setup.file.decisions is not None:
+        raise InvalidOptionError(
+            "option 'weights': the calibration in --config has weights of its own. Leave one of "
+            "them out (-o decisions=null leaves out the calibration)."
+        )
     if flags.state is None and sys.stdin.isatty():
         raise InvalidInputError("pass --state FILE, or send a text to stdin")
     state = sys.stdin.read() if flags.state is None else read_text(flags.state)
@@ -41,7 +48,7 @@ def decide(setup: Setup, flags: Namespace) -> int:
         tell(EMBEDDED)
     with setup.load() as engine, stderr_console().status("reading the text"):
         decision = engine.decide(state, {"the question": question})
-    (answer,) = decision.values()
+    answer = decision["the question"]
     for warning in answer.warnings:
         tell(warning)
     if flags.json:
@@ -56,12 +63,11 @@ def decide(setup: Setup, flags: Namespace) -> int:
             own = answer.members[name][option]
             bar = Bar(1, 0, own, width=30, color=look.color)
             table.add_row("", printable(str(look)), bar, percent(own))
-    console = stdout_console()
-    console.print(printable(flags.question), "", table, "", sep="\n")
     line = f"{printable(answer.choice)}, with confidence {percent(answer.confidence)}"
     if isinstance(question, Score):
         line += f"; expected level {answer.score:.2f}, from 0 to {len(question.options) - 1}"
-    console.print(line)
+    console = stdout_console()
+    console.print(printable(flags.question), "", table, "", line, sep="\n")
     if answer.is_sure is False:
         console.print("It is below the threshold of the calibration: ask a person.")
     return 0

@@ -47,7 +47,13 @@ def test_an_answer_can_be_a_level_or_json(tmp_path):
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_loaded(loaded):
-    for flag, value in (("--level", "a"), ("-o", "max_words=2"), ("--state", "none.txt")):
-        done = adafuse(*ASKED, flag, value, input="It fails.")
-        assert (done.exit_code, value.partition("=")[0] in done.stderr) == (2, True)
+    fit = "decisions={weights: {oak: 1, elm: 1}}"
+    for flags, named in (
+        (("--level", "a"), "--level"),
+        (("-o", "max_words=2"), "max_words"),
+        (("--state", "none.txt"), "none.txt"),
+        (("-o", fit, "-o", "weights=[1, 2]"), "has weights of its own"),
+    ):
+        done = adafuse(*ASKED, *flags, input="It fails.")
+        assert (done.exit_code, named in done.stderr) == (2, True)
     assert not loaded

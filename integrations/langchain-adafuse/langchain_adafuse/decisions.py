@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core import decisions as lc
 from langchain_core.messages import BaseMessage, is_data_content_block
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field
+from typing_extensions import Self
 
 from adafuse_llm import Decision
 from adafuse_llm.adapters.conversation import to_conversation
@@ -33,7 +34,8 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
     The fields for members are those of `ChatAdaFuse`. The options are those of
     `AdaFuseEngine.decide`, which also explains the answers and the errors. Other options have no
-    effect. Every call can override the options. A state is text, JSON or messages, without images.
+    effect. Every call can override the options. With `decisions`, only the `weights` of a call have
+    an effect. A state is text, JSON or messages, without images.
     """
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
@@ -65,6 +67,12 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
         model: Any = super(AdaFuseDecisions, self._for_call(None, kwargs))
         return await model.ainvoke(input, config)  # type: ignore[no-any-return]
 
+    def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
+        model = super()._for_call(stop, overrides)
+        if overrides.get("weights") is None:
+            return model
+        return model.model_copy(update={"decisions": None})  # which has weights of its own
+
     def _classify(self, state: lc.State, questions: dict[str, lc.Question]) -> AdaFuseResponse:
         asked = self._asked(state, questions)
         with langchains_error():
@@ -79,23 +87,16 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
             return self._response(asked["questions"], await engine.adecide(**asked))
 
     def _asked(self, state: lc.State, questions: Mapping[str, lc.Question]) -> dict[str, Any]:
-        sent = {name: _to_plain(each.model_dump()) for name, each in questions.items()}
-        return {
-            **self._decide_options,
-            "state": _to_plain(state),
-            "questions": {name: to_question(each) for name, each in sent.items()},
-            "orders": self.orders,
-            "timeout": self.timeout,
-        }
+        sent = {name: to_question(_to_plain(each.model_dump())) for name, each in questions.items()}
+        more = {"orders": self.orders, "timeout": self.timeout}
+        return {**self._decide_options, **more, "state": _to_plain(state), "questions": sent}
 
     def _response(self, asked: Mapping[str, Question], decision: Decision) -> AdaFuseResponse:
-        body = {
-            "model": self.model_name,
-            "answers": {name: to_answer(asked[name], decision[name]) for name in asked},
-            "usage": usage_metadata(decision.usage),
-            "decision": decision,
-        }
-        return AdaFuseResponse.model_validate(body)
+        answers: Any = {name: to_answer(asked[name], decision[name]) for name in asked}
+        usage = usage_metadata(decision.usage)
+        return AdaFuseResponse(
+            model=self.model_name, answers=answers, usage=usage, decision=decision
+        )
 
 
 def _to_plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""LangChain's decision model: answers, states, tracing, branches, graphs and errors."""
+"""LangChain's decision model: answers, states, tracing, branches and errors."""
 
-from typing import Any, TypedDict
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -8,7 +8,6 @@ from langchain_core.decisions import Box, Choice, Noul, NoulCriteria, Question, 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import ConfigurableField, RunnableBranch
 from langchain_core.tracers import LangChainTracer
-from langgraph.graph import END, START, StateGraph
 from langsmith import Client
 
 import adafuse_llm
@@ -65,27 +64,17 @@ async def test_batches_and_asynchronous_calls_give_the_same(model):
     assert model.batch(inputs) == await model.abatch(inputs) == found
 
 
-class Ticket(TypedDict, total=False):
-    text: str
-    done_by: str
-
-
-async def test_it_routes_branches_and_graphs(model):
+def test_it_routes_branches(model):
     chain = (
-        (lambda ticket: asked(ticket["text"], {"team": TEAM}))
+        (lambda text: asked(text, {"team": TEAM}))
         | model
         | RunnableBranch(
             (lambda found: found.choices["team"].choice == "billing", lambda _: "billing"),
             lambda _: "technical",
         )
     )
-    graph = StateGraph(Ticket)
-    for name in ("billing", "technical"):
-        graph.add_node(name, lambda _, name=name: {"done_by": name})
-        graph.add_edge(name, END)
-    routed = graph.add_conditional_edges(START, chain).compile()
-    for text, name in (("My invoice is late.", "billing"), ("A technical error.", "technical")):
-        assert (await routed.ainvoke({"text": text}))["done_by"] == name
+    texts = ["My invoice is late.", "A technical error."]
+    assert chain.batch(texts) == ["billing", "technical"]
 
 
 def test_traces_have_the_usage_and_the_model(model):
@@ -132,6 +121,7 @@ def test_options_can_be_bound_and_read_from_a_file(model, engine, tmp_path):
     with pytest.raises(InvalidOptionError, match="'orders'"):
         model.invoke(asked(), orders=0)
     path = tmp_path / "config.yaml"
-    path.write_text("weights: [1, 0]\nmax_new_tokens: 8\n")
+    path.write_text("{weights: [1, 0], max_new_tokens: 8, decisions: {weights: {oak: 1, elm: 0}}}")
     loaded: Any = AdaFuseDecisions.from_config(path, members=None, engine=engine)
-    assert loaded.invoke(asked()).decision.strategy == "weights"
+    for options, rule in (({}, "calibrated"), ({"weights": [0, 1]}, "weights")):
+        assert loaded.invoke(asked(), **options).decision.strategy == rule
