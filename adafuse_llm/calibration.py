@@ -84,7 +84,7 @@ class DecisionCalibration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weights: dict[str, Annotated[float, Field(ge=0, le=1e9)]]
+    weights: dict[str, Annotated[float, Field(ge=0, le=1e18)]]
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     intercepts: dict[str, Coefficient] = {}
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from string import ascii_uppercase
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 MAX_QUESTIONS, MAX_OPTIONS = 400, 255
 ALL_ORDERS = 4  # members read up to so many options in all cyclic orders, and more only in two
 MIN_MASS = 0.1  # if all labels together have less probability, an answer has a warning
-NOT_FITTED = ("use", "weights", "orders")  # options of calls for which no calibration is valid
+NOT_FITTED = ("use", "weights", "orders")  # a call with one of these has no calibration
+LARGEST = "largest"  # the rule by which the member with the most parameters answers
 IMAGES = ("image", "image_url", "input_image")
 
 
@@ -128,12 +130,12 @@ def ask(
         raise InvalidOptionError(f"orders must be a whole number above 0, or None; got {most!r}")
     asking = Request.of(options)
     config = engine.config.override(asking.options)
-    fit = config.decisions if all(given.get(name) is None for name in NOT_FITTED) else None
-    weights, rule = _member_weights(engine, config, fit)
+    is_fitted = all(given.get(name) is None for name in NOT_FITTED)
+    rule, fit = _rule(engine, config, config.decisions if is_fitted else None)
     asking = replace(asking, options={**asking.options, "decisions": None})
+    orders = [(name, order) for name, each in questions.items() for order in each.orders(most)]
 
     # the prompts: the state first, so that members read it once
-    orders = [(name, order) for name, each in questions.items() for order in each.orders(most)]
     requests = []
     for number, state in enumerate(states):
         what = f"state {number}" if len(states) > 1 else "the state"
@@ -149,10 +151,11 @@ def ask(
         decided = []
         for start in range(0, len(scores), len(orders)):
             own = scores[start : start + len(orders)]
-            read: dict[str, list[tuple[list[str], Scores]]] = {name: [] for name in questions}
-            for (name, order), each in zip(orders, own, strict=True):
-                read[name].append((order, each))
-            answers = {name: _answer(each, weights, rule, fit) for name, each in read.items()}
+            read = groupby(zip(orders, own, strict=True), key=lambda each: each[0][0])
+            answers = {
+                name: _answer([(order, each) for (_, order), each in of_name], rule, fit)
+                for name, of_name in read
+            }
             usage = total_usage(own, len(own))
             decided.append(Decision(answers=answers, usage=usage, strategy=rule))
         return decided
@@ -160,18 +163,18 @@ def ask(
     return requests, decisions
 
 
-def _member_weights(
+def _rule(
     engine: Engine, config: AdaFuseConfig, fit: DecisionCalibration | None
-) -> tuple[dict[str, float], str]:
-    """Return the weight of every member, or its size, and the rule by which they count."""
+) -> tuple[str, DecisionCalibration]:
+    """Return the name of the rule by which members count, and their weights (`LARGEST`: sizes)."""
     weights = config.member_weights(engine.members)
     if fit is not None:
         fit.check(weights)
-        return {name: fit.weights[name] for name in weights}, "calibrated"
+        return "calibrated", fit
     if config.weights is not None:
-        return weights, "weights"
+        return "weights", DecisionCalibration(weights=weights)
     sizes = {info.name: float(info.parameters or 1) for info in engine.member_info}
-    return {name: sizes[name] for name in weights}, "largest"
+    return LARGEST, DecisionCalibration(weights={name: sizes[name] for name in weights})
 
 
 def state_text(state: Any, what: str) -> str:
@@ -181,8 +184,8 @@ def state_text(state: Any, what: str) -> str:
         InvalidInputError: it cannot be used; `what` names it.
     """
     text, parts = state, state if isinstance(state, (Mapping, list, tuple)) else ()
-    messages = [part for part in parts if isinstance(part, Mapping) and "role" in part]
-    if messages or isinstance(state, Conversation):
+    has_messages = any(isinstance(part, Mapping) and "role" in part for part in parts)
+    if has_messages or isinstance(state, Conversation):
         text = replace(check_conversation(state), continues=True).plain_text()
     elif parts:
         text = json_text(state, what)
@@ -203,13 +206,10 @@ def json_text(data: Any, what: str) -> str:
 
 
 def _answer(
-    read: Sequence[tuple[list[str], Scores]],
-    weights: Mapping[str, float],
-    rule: str,
-    fit: DecisionCalibration | None,
+    read: Sequence[tuple[list[str], Scores]], rule: str, fit: DecisionCalibration
 ) -> Answer:
     # of each member, the mean over the orders
-    options = read[0][0]
+    options, weights = read[0][0], fit.weights
     means, mass, warnings = {}, {}, []
     for member in weights:
         rows = [label_logprobs(member, order, scores) for order, scores in read]
@@ -221,7 +221,7 @@ def _answer(
         mass[member] = math.fsum(math.exp(p) for row in rows for p in row.values()) / len(rows)
         means[member] = {each: math.fsum(row[each] for row in rows) / len(rows) for each in options}
     # of all that decide, the weighted mean
-    least = max((weights[name] for name in means), default=0.0) if rule == "largest" else 0.0
+    least = max((weights[name] for name in means), default=0.0) if rule == LARGEST else 0.0
     shares = {name: weights[name] for name in means if weights[name] >= least and weights[name]}
     if not (total := math.fsum(shares.values())):
         raise DecodingError(f"no member can answer a question: {'; '.join(warnings)}")
@@ -230,17 +230,12 @@ def _answer(
         for name in shares
         if mass[name] < MIN_MASS
     ]
-    temperature, intercepts = (fit.temperature, fit.intercepts) if fit else (1.0, {})
-    sums = {
-        each: math.fsum(share * means[name][each] for name, share in shares.items())
-        for each in options
-    }
-    fused = {
-        each: value / total / temperature + intercepts.get(each, 0.0)
-        for each, value in sums.items()
-    }
+    fused = {}
+    for each in options:
+        mean = math.fsum(share * means[name][each] for name, share in shares.items()) / total
+        fused[each] = mean / fit.temperature + fit.intercepts.get(each, 0.0)
     probabilities, is_sure = _normalized(fused), None
-    if fit is not None and fit.threshold is not None:
+    if fit.threshold is not None:
         is_whole = all(name in shares for name, weight in weights.items() if weight)
         is_sure = is_whole and max(probabilities.values()) >= fit.threshold
     return Answer(
@@ -265,11 +260,11 @@ def label_logprobs(member: str, order: Sequence[str], scores: Scores) -> dict[st
 
     It is negative infinity if the member cannot read the label.
     """
-    found = [
+    likely = [
         math.exp(-text.nll[member] * text.tokens[member]) if member in text.nll else 0.0
         for text in scores.texts
     ]
-    both = [bare + spaced for bare, spaced in zip(found[::2], found[1::2], strict=True)]
+    both = [bare + spaced for bare, spaced in zip(likely[::2], likely[1::2], strict=True)]
     return {
         option: math.log(probability) if probability else -math.inf
         for option, probability in zip(order, both, strict=True)

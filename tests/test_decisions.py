@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -32,15 +32,13 @@ from tests.support.serving import served
 pytestmark = pytest.mark.quick
 
 LETTERS = "ABCDEFGH"
-IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 STATE = "The ferry to Orrin leaves at nine. It carries twelve people, three goats and the post."
 TEAM = Choice("Which team?", {"billing": "payments", "technical": "bugs", "sales": ""})
 MOOD = Score("How angry?", ["calm", "concerned", "angry"])
 QUESTIONS = {"urgent": Predicate("Is it urgent?"), "team": TEAM, "mood": MOOD}
 
 
-def fake(name: str, rule: Callable[[str], Mapping[str, float]], **more: Any) -> FakeBackend:
-    return FakeBackend(name, rule, [f" {letter}" for letter in LETTERS], **more)
+FORMS = [f"{space}{letter}" for letter in LETTERS for space in ("", " ")]
 
 
 def moody(name: str, parameters: int | None = None) -> FakeBackend:
@@ -48,10 +46,9 @@ def moody(name: str, parameters: int | None = None) -> FakeBackend:
 
     def rule(text: str) -> dict[str, float]:
         draw = random.Random(name + text)
-        weights = {f"{space}{letter}": draw.random() for letter in LETTERS for space in ("", " ")}
-        return {label: weight / 20 for label, weight in weights.items()}
+        return {form: draw.random() / 20 for form in FORMS}
 
-    member = fake(name, rule)
+    member = FakeBackend(name, rule, FORMS)
     member.parameters = parameters
     return member
 
@@ -65,7 +62,7 @@ def knowing(name: str, worth: Mapping[str, float], favor: Sequence[float] = (1,)
         labeled = zip(LETTERS, options, favor, strict=False)
         return {f" {label}": worth.get(each, 1.0) * bias / 100 for label, each, bias in labeled}
 
-    return fake(name, rule)
+    return FakeBackend(name, rule, FORMS)
 
 
 def test_one_member_with_one_order_equals_a_plain_forward_pass() -> None:
@@ -122,10 +119,10 @@ def test_many_options_have_numbers_as_labels() -> None:
 def test_the_members_with_the_most_parameters_answer_unless_there_are_weights() -> None:
     members = [moody("oak", 100), moody("elm", 300), moody("ash", 200)]
     engine, question = AdaFuseEngine(members), {"q": TEAM}
-    decision = engine.decide(STATE, question)
-    own = decision["q"].members
-    assert decision["q"].probabilities == own["elm"]
-    assert own["oak"] == engine.decide(STATE, question, use="oak")["q"].probabilities
+    answer = engine.decide(STATE, question)["q"]
+    own = answer.members
+    assert answer.probabilities == own["elm"]
+    assert engine.decide(STATE, question, use="oak")["q"].probabilities == own["oak"]
 
     weighted = engine.decide(STATE, question, weights={"oak": 3, "elm": 1, "ash": 0})
     mixed = {k: own["oak"][k] ** 0.75 * own["elm"][k] ** 0.25 for k in own["oak"]}
@@ -168,10 +165,8 @@ def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
 
 
 def test_an_answer_warns_of_labels_with_little_mass() -> None:
-    engine = AdaFuseEngine(
-        [knowing("oak", {"yes": 50.0, "no": 25.0}), knowing("elm", {"yes": 5.0})]
-    )
-    answer = engine.decide(STATE, {"q": Predicate("Is it late?")})["q"]
+    members = [knowing("oak", {"yes": 50.0, "no": 25.0}), knowing("elm", {"yes": 5.0})]
+    answer = AdaFuseEngine(members).decide(STATE, {"q": Predicate("Is it late?")})["q"]
     assert answer.mass == pytest.approx({"oak": 0.75, "elm": 0.06})
     assert answer.warnings == ("member 'elm' gives all labels together only a probability of 0.06",)
 
@@ -210,7 +205,7 @@ def test_a_state_is_read_as_json_or_in_the_plain_format() -> None:
     [
         (" ", QUESTIONS, {}, "the state must be text.* not be empty"),
         ({"a": math.nan}, QUESTIONS, {}, "cannot be written as JSON"),
-        ([IMAGE], QUESTIONS, {}, "the state has an image; only text"),
+        ([{"type": "image_url"}], QUESTIONS, {}, "the state has an image; only text"),
         (STATE, {str(n): TEAM for n in range(401)}, {}, "1 to 400 .* got 401"),
         (STATE, {"q": "Is it?"}, {}, "Predicate, Choice or Score"),
         (STATE, QUESTIONS, {"temperature": 1}, "no option 'temperature'; it has orders, use"),
@@ -223,7 +218,7 @@ def test_a_state_is_read_as_json_or_in_the_plain_format() -> None:
 def test_bad_input_gets_one_error_before_any_compute(
     state: Any, questions: Any, options: Any, message: str
 ) -> None:
-    member = fake("oak", lambda _: {"A": 0.5, "B": 0.5}, context_window=400)
+    member = FakeBackend("oak", lambda _: {"A": 0.5, "B": 0.5}, FORMS, context_window=400)
     with pytest.raises((InvalidInputError, ContextWindowError), match=message):
         AdaFuseEngine([member]).decide(state, questions, **options)
     assert member.passes == 0
