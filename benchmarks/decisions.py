@@ -31,8 +31,8 @@ from adafuse_llm import AdaFuseEngine, Choice, GGUFMember, InvalidInputError, Pr
 from adafuse_llm.decisions import Question, ask, label_logprobs
 from adafuse_llm.embedded import heldout_questions, member_paths
 from adafuse_llm.evaluation.comparison import share
-from adafuse_llm.evaluation.confidence import Array, area, calibration_error
-from adafuse_llm.evaluation.decisions import fit_decisions, flips
+from adafuse_llm.evaluation.confidence import Array, area, calibration_error, softmax
+from adafuse_llm.evaluation.decisions import Labeled, fit_decisions, flips
 from adafuse_llm.evaluation.files import Results
 from benchmarks.real.members import ALL, real_files
 
@@ -200,18 +200,10 @@ def _read(engine: AdaFuseEngine, case: Case, first: int) -> list[dict[str, Any]]
     return lines
 
 
-def softmax(scores: Array) -> Array:
-    """Return probabilities, [..., options]."""
-    odds = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    fair: Array = odds / odds.sum(axis=-1, keepdims=True)
-    return fair
-
-
 def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]]) -> str:
     """Return the lines of a task: each member, and what they say together."""
     members = TASKS[task]
-    rights: list[int] = []
-    groups: list[int] = []
+    questions: list[Labeled] = []
     reads: list[Array] = []  # of each question, [orders, members, options]
     for case, lines in zip(cases, read, strict=True):
         for number, (question, right) in enumerate(case.asked):
@@ -219,9 +211,9 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
             logprobs = [line["logprobs"] for line in lines if line["question"] == number]
             table = np.array([[each[option] for option in options] for each in logprobs])
             reads.append(table.reshape(-1, len(members), len(options)))
-            rights.append(options.index(right))
-            groups.append(case.group)
+            questions.append(Labeled(f"group {case.group}", question, right))
     means = [each.mean(axis=0) for each in reads]
+    rights = [each.options.index(each.right) for each in questions]
     rows = [HEADS]
 
     def add(system: str, probabilities: Sequence[Array], changed: str = "0.0") -> None:
@@ -245,8 +237,7 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
     wrong = share(sum(not any(each) for each in hits), len(hits)).shown()
     notes = [f"{task}: all members are wrong: {wrong} %"]
     with suppress(InvalidInputError):  # there are too few questions for a fit
-        labels = ("yes", "no") if task == "passage" else ()
-        fit = fit_decisions(members, means, rights, labels=labels, groups=groups)
+        fit = fit_decisions(members, questions, reads)
         shown = fit.area.shown() if fit.area else ""
         cells = [fit.accuracy.shown(), shown, f"{fit.error:.1f}", "0.0"]
         rows.append(f"| {task}, {len(reads)} | fitted | {' | '.join(cells)} |")

@@ -10,7 +10,7 @@ from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.results import Answer
 
 PARTS = ("text", "input_text", "input_json")
-"""Types of the parts of a text. Lists of anything else are data."""
+"""Types of the parts of a text. A list of anything else is data."""
 
 
 def to_question(sent: Mapping[str, Any]) -> Question:
@@ -25,18 +25,18 @@ def to_question(sent: Mapping[str, Any]) -> Question:
         return Predicate(text, about.get("true", ""), about.get("false", ""))
     if kind not in ("choice", "score"):
         raise InvalidInputError(
-            f"type must be noul (or predicate), choice or score; got {short_repr(kind)}"
+            f"type must be predicate (or noul), choice or score; got {short_repr(kind)}"
         )
     names = [as_text(option) for option, _ in pairs]
-    options = about if len(about) == len(names) else names  # a list keeps equal ones, an error
+    options = about if len(about) == len(names) else names  # the list has the equal options
     return Choice(text, options) if kind == "choice" else Score(text, options)
 
 
 def options_of(sent: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Return the options of a question with their descriptions.
 
-    They are a mapping or a list in ``criteria``. In OpenAI's API, they are a list in ``choices`` or
-    ``levels``, of mappings that have ``value`` or ``label``, and ``description``.
+    ``criteria`` has them as a mapping or a list. In OpenAI's API, ``choices`` or ``levels`` lists
+    mappings with ``value`` or ``label``, and ``description``.
     """
     given: Any = sent.get("criteria") or sent.get("choices") or sent.get("levels")
     if isinstance(given, dict):
@@ -50,7 +50,7 @@ def options_of(sent: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def to_answer(question: Question, answer: Answer) -> dict[str, Any]:
-    """Return the answer to a converted question."""
+    """Return the answer to a question in LangChain's form."""
     if isinstance(question, Predicate):
         return {"type": "noul", "noul": answer.probability}
     fields = {"confidence": answer.confidence, "probabilities": answer.probabilities}
@@ -66,7 +66,7 @@ def to_answer(question: Question, answer: Answer) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, joined parts of a text, or other data as JSON."""
+    """Return a text as it is, the parts of a text joined, or other data as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     parts = value if isinstance(value, list) else []

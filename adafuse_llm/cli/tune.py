@@ -26,7 +26,6 @@ from adafuse_llm import (
     RequestCancelledError,
     __version__,
 )
-from adafuse_llm.calibration import DecisionCalibration
 from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, unescaped
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
@@ -56,7 +55,7 @@ def add_flags(parser: Parser) -> None:
     parser.flag(
         "--decide",
         'Calibrate typed questions. A line of FILE has "state", "question", "answer" and, if the '
-        'answer is not yes or no, "options"; "kind": "score" makes them a scale.',
+        'answer is not yes or no, "options"; "type": "score" makes them a scale.',
     )
     parser.flag("--prompts FILE", "Text with instructions and examples before every question.")
     parser.flag(
@@ -182,8 +181,8 @@ def _fit(setup: Setup, flags: Namespace) -> int:
         for record in progress.track(records, total, len(known), description="prompts"):
             results.append(record)
             known.append(record)
-    fit = decisions.fit_labeled(questions, known, flags.most_wrong)
-    found = {"decisions": fit.model_dump(include={*DecisionCalibration.model_fields})}
+    fit = decisions.fit_measured(questions, known, flags.most_wrong)
+    found = {"decisions": fit.calibration.model_dump()}
     comment = f"--decide, {fit.questions} questions, {fit.accuracy.shown()} % right\n"
     written = _file_options(setup, setup.file.strategy, found)
     shown = _shown_fit(fit, flags.most_wrong, flags.output)
@@ -292,24 +291,27 @@ def _shown(result: tuning.Tuning, options: dict[str, Any], output: Path) -> Grou
 
 
 def _shown_fit(fit: decisions.DecisionFit, most_wrong: float, output: Path) -> Group:
-    table = _table("", "right, %", "weight", "changes with the order, %")
+    calibration, table = (
+        fit.calibration,
+        _table("", "right, %", "weight", "changes with the order, %"),
+    )
     for name, right in fit.alone.items():
-        changes = fit.flips[name].shown()
-        table.add_row(printable(name), right.shown(), f"{fit.weights[name]:.2f}", changes)
+        weight, changes = calibration.weights[name], fit.flips[name].shown()
+        table.add_row(printable(name), right.shown(), f"{weight:.2f}", changes)
     table.add_row("together", fit.accuracy.shown())
     figures = f"Calibration error: {fit.error:.1f} points."
     if fit.area is not None:
-        first = next(iter(fit.intercepts))
+        first = next(iter(calibration.intercepts))
         figures = f"Area under the ROC curve of {first}: {fit.area.shown()} %. {figures}"
     sure = (
         f"These questions do not show that the surest answers are at most {most_wrong:g} % wrong. "
         "Add questions, or allow more (--most-wrong)."
     )
-    if fit.threshold is not None:
+    if calibration.threshold is not None:
         sure = (
-            f"At most {most_wrong:g} % of the answers with a confidence of {fit.threshold:.3f} or "
-            "more are wrong (this bound holds in 95 % of cases). They are "
-            f"{fit.coverage:.0f} % of the answers; hand over the others."
+            f"At most {most_wrong:g} % of the answers with a confidence of "
+            f"{calibration.threshold:.3f} or more are wrong (this bound holds in 95 % of cases). "
+            f"They are {fit.coverage} % of the answers; hand over the others."
         )
     reach = _reach(fit.beta, fit.questions)
     end = Text(printable(f"{figures}\n\n{reach}\n{sure}\n{output} has the calibration."))

@@ -21,7 +21,7 @@ FEWEST, FEWEST_OF_A_KIND = 50, 5
 """Minimum numbers of answers, and of right and wrong ones among them."""
 
 RIDGE = 1.0
-"""Penalty of the squared coefficients, for features with a standard deviation of 1."""
+"""Penalty of the coefficient of a feature with a standard deviation of 1."""
 
 STEPS = 50
 """Maximum number of Newton steps. Once a step changes no coefficient, they stop."""
@@ -143,27 +143,43 @@ def curve(sure: Array, right: NDArray[np.bool_]) -> tuple[Coverage, ...]:
 
 
 def fit(table: Array, right: NDArray[np.bool_]) -> Array:
-    """Return the intercept and the coefficients of a logistic regression, [1 + features].
-
-    Newton's method maximizes the log-likelihood minus half of `RIDGE` times the squared
-    coefficients of the standardized features.
-    """
-    center, scale = table.mean(axis=0), table.std(axis=0)
+    """Return the intercept and the coefficients of a logistic regression, [1 + features]."""
+    of_right = np.column_stack((np.ones(len(table)), table))
+    options = np.stack((np.zeros_like(of_right), of_right), axis=1)
+    scale = table.std(axis=0)
     scale[scale < 1e-6] = 1.0  # the feature is the same in all answers
-    standard = (table - center) / scale
-    known = np.column_stack((np.ones(len(table)), standard))
-    penalty = np.diag([0.0, *[RIDGE] * table.shape[1]])
-    weights = np.zeros(known.shape[1])
+    penalty = np.array([0.0, *(RIDGE * scale**2)])
+    return likeliest(options, right.astype(np.int64), penalty)[0]
+
+
+def likeliest(table: Array, right: NDArray[np.int64], penalty: Array) -> tuple[Array, float]:
+    """Return the coefficients, [features], with which the right options are likeliest.
+
+    A table has the features of the options, [questions, options, features]. If a question has fewer
+    options than others, the rest is NaN. The `softmax` of ``table @ coefficients`` are the
+    probabilities. Newton's method maximizes the log-likelihood minus half of the penalty times the
+    squared coefficients. The second result is this maximum.
+    """
+    questions, known = np.arange(len(table)), np.nan_to_num(table)
+    coefficients, step = np.zeros(len(penalty)), np.ones(len(penalty))
     for _ in range(STEPS):
-        chance = predicted(standard, weights)
-        slope = known.T @ (right - chance) - penalty @ weights
-        curvature = (known.T * (chance * (1 - chance))) @ known + penalty
-        step = np.linalg.solve(curvature, slope)
-        weights += step
-        if np.abs(step).max() < 1e-9:
+        chance = softmax(table @ coefficients)
+        worth = np.log(chance[questions, right]).sum() - penalty @ coefficients**2 / 2
+        if np.abs(step).max(initial=0.0) < 1e-9:
             break
-    coefficients = weights[1:] / scale
-    return np.array([weights[0] - coefficients @ center, *coefficients])
+        mean = np.einsum("qo,qof->qf", chance, known)
+        slope = (known[questions, right] - mean).sum(axis=0) - penalty * coefficients
+        curvature = np.einsum("qo,qof,qog->fg", chance, known, known) - mean.T @ mean
+        step = np.linalg.solve(curvature + np.diag(penalty), slope)
+        coefficients += step
+    return coefficients, float(worth)
+
+
+def softmax(scores: Array) -> Array:
+    """Return probabilities, [..., options]. Where a score is NaN, the probability is 0."""
+    odds = np.nan_to_num(np.exp(scores - np.nanmax(scores, axis=-1, keepdims=True)))
+    fair: Array = odds / odds.sum(axis=-1, keepdims=True)
+    return fair
 
 
 def predicted(table: Array, coefficients: Array) -> Array:

@@ -60,7 +60,11 @@ def test_a_fit_is_shown_and_written_and_used(adafuse, job, tmp_path):
     decided = adafuse("decide", "Odd?", "--config", tmp_path / "tuned.yaml", input="Ticket 7")
     assert re.search(r"yes, with confidence [89]\d\.\d %\n$", decided.stdout)
     told = json.loads(adafuse(*job, "--json", "--most-wrong", 0.1).stdout)
-    assert (told["threshold"], told["coverage"], told["flips"]["heron"]["value"]) == (None, 0, 100)
+    assert (
+        told["calibration"]["threshold"],
+        told["coverage"],
+        told["flips"]["heron"]["value"],
+    ) == (None, 0, 100)
 
 
 def test_an_interrupted_fit_asks_only_what_is_left(adafuse, job, engines, monkeypatch):
@@ -85,7 +89,7 @@ def test_an_interrupted_fit_asks_only_what_is_left(adafuse, job, engines, monkey
     [
         ({"answer": "maybe"}, [], "line 120 .* must be one of yes, no; got 'maybe'"),
         ({"options": "ab"}, [], "line 120 .* 2 to 255 different options"),
-        ({"kind": "box"}, [], "line 120 .* choice or score .* got 'box'"),
+        ({"type": "box"}, [], "line 120 .* choice or score; got 'box'"),
         ({"state": ""}, [], 'line 120 .* its "state" must be text'),
         ({}, ["--limit", 49], "needs 50 labeled questions .* got 49"),
         ({}, ["--use", "oak"], "oak"),
