@@ -1,7 +1,7 @@
 """Typed questions about a state, which an ensemble answers with probabilities.
 
-Members read the state once, and then each question with its options behind letters. After
-``Answer:``, each letter has a probability, with or without a space before it::
+Members read the state once, and then every question, with its options behind letters. An option is
+as likely as its letter after ``Answer:``, with or without a space before it::
 
     Stripe fails whenever I connect my account.
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from adafuse_llm.interface import Engine
 
 MAX_QUESTIONS, MAX_OPTIONS = 400, 255
-ALL_ORDERS = 4  # members read up to so many options in all cyclic orders, and more only in two
-MIN_MASS = 0.1  # if all labels together have less probability, an answer has a warning
-NOT_FITTED = ("use", "weights", "orders")  # a call with one of these has no calibration
+ALL_ORDERS = 4  # up to this number of options, members read all cyclic orders; of more, only two
+MIN_MASS = 0.1  # if all labels together have less probability, the answer has a warning
+NOT_FITTED = ("use", "weights", "orders")  # calls with one of these ignore the calibration
 LARGEST = "largest"  # the rule by which the member with the most parameters answers
 IMAGES = ("image", "image_url", "input_image")
 
@@ -60,7 +60,7 @@ class DecideOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Question:
-    """A question with 2 to 255 different options: a list, or a mapping to descriptions."""
+    """A question with 2 to 255 different options: a list, or a mapping to their descriptions."""
 
     question: str
     options: Mapping[str, str] | Sequence[str]
@@ -76,14 +76,14 @@ class Question:
             )
 
     def orders(self, most: int | None) -> list[list[str]]:
-        """Return the orders in which members read the options; at most `most`, if given."""
+        """Return the orders in which members read the options: all, or the first `most`."""
         first = sorted(self.options) if isinstance(self, Choice) else [*self.options]
         if len(first) > ALL_ORDERS:
             return [first, first[::-1]][:most]
         return [first[start:] + first[:start] for start in range(len(first))][:most]
 
     def prompt(self, state: str, order: Sequence[str]) -> str:
-        """Return the prompt about a state, with the options in an order."""
+        """Return the prompt: the state, the question, and the options in this order."""
         about = self.options if isinstance(self.options, Mapping) else {}
         lines = [self.question]
         for label, option in zip(_labels(len(order)), order, strict=True):
@@ -110,8 +110,8 @@ class Score(Question):
 def ask(
     engine: Engine, states: Sequence[Any], questions: Mapping[str, Question], given: DecideOptions
 ) -> tuple[list[Request], Callable[[Sequence[Scores]], list[Decision]]]:
-    """Check the input. Return requests, which score the labels for every state, question and order,
-    and a function that turns the scores into a decision about each state.
+    """Check the input of `Engine.decide_batch`. Return the requests, which score the labels for
+    every state, question and order, and the function that turns all scores into decisions.
     """
     asked = [*questions.values()] if isinstance(questions, Mapping) else []
     if not 1 <= len(asked) <= MAX_QUESTIONS or not all(isinstance(q, Question) for q in asked):
@@ -166,7 +166,7 @@ def ask(
 def _rule(
     engine: Engine, config: AdaFuseConfig, fit: DecisionCalibration | None
 ) -> tuple[str, DecisionCalibration]:
-    """Return the name of the rule by which members count, and their weights (`LARGEST`: sizes)."""
+    """Return the name of the rule, and the weights of the members: with `LARGEST`, sizes."""
     weights = config.member_weights(engine.members)
     if fit is not None:
         fit.check(weights)
@@ -208,7 +208,7 @@ def json_text(data: Any, what: str) -> str:
 def _answer(
     read: Sequence[tuple[list[str], Scores]], rule: str, fit: DecisionCalibration
 ) -> Answer:
-    # of each member, the mean over the orders
+    # the answer of each member: the mean over the orders
     options, weights = read[0][0], fit.weights
     means, mass, warnings = {}, {}, []
     for member in weights:
@@ -220,7 +220,7 @@ def _answer(
             continue
         mass[member] = math.fsum(math.exp(p) for row in rows for p in row.values()) / len(rows)
         means[member] = {each: math.fsum(row[each] for row in rows) / len(rows) for each in options}
-    # of all that decide, the weighted mean
+    # the answer of all: the weighted mean
     least = max((weights[name] for name in means), default=0.0) if rule == LARGEST else 0.0
     shares = {name: weights[name] for name in means if weights[name] >= least and weights[name]}
     if not (total := math.fsum(shares.values())):
@@ -256,9 +256,10 @@ def _labels(size: int) -> list[str]:
 
 
 def label_logprobs(member: str, order: Sequence[str], scores: Scores) -> dict[str, float]:
-    """Return a member's log-probability of the label of each option, by option, for an order.
+    """Return a member's log-probability of the label of each option, by option.
 
-    It is negative infinity if the member cannot read the label.
+    The prompt had the options in this order. If the member cannot write a label, the
+    log-probability is negative infinity.
     """
     likely = [
         math.exp(-text.nll[member] * text.tokens[member]) if member in text.nll else 0.0

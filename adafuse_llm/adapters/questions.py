@@ -14,7 +14,7 @@ PARTS = ("text", "input_text", "input_json")
 
 
 def to_question(sent: Mapping[str, Any]) -> Question:
-    """Convert a question with ``type``, ``instructions`` and `options_of`.
+    """Convert a question with a ``type``, ``instructions``, and options (`options_of`).
 
     Raises:
         InvalidInputError: the question cannot be used.

@@ -39,8 +39,8 @@ class DecisionFit(BaseModel):
     """A fit on all questions, and what it is worth on questions that it was not fitted on.
 
     Attributes:
-        calibration: the fit. Of the answers at or above its threshold, few enough are wrong in 95 %
-            of cases; None if these questions do not show this of any answers.
+        calibration: the fit. In 95 % of cases, few enough of the answers at or above its threshold
+            are wrong. Without a threshold, the questions do not show this of any answers.
         questions: number of questions.
         alone: share of right answers of each member alone, fitted in the same way.
         accuracy: share of right answers of all members together.
@@ -48,7 +48,8 @@ class DecisionFit(BaseModel):
         area: of two labels, the area under the ROC curve of the first one.
         curve: accuracy against coverage, from the surest tenth to all answers.
         coverage: share of the answers at or above the threshold, in percent.
-        beta: share of questions that all members alone get wrong, whatever chooses among them.
+        beta: share of questions that every member alone gets wrong, so that no choice among their
+            answers is right.
         flips: share of questions whose likeliest option changes with the order, by member.
     """
 
@@ -111,9 +112,9 @@ def _labeled(line: Line) -> Labeled:
 
 
 def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str], list[int]]:
-    """Return of each question the index of the right option and the number of its state.
+    """Return the indices of the right options, the labels, and the numbers of the states.
 
-    Between them are the labels, which get intercepts: the options, if all questions have the same.
+    The labels, which get intercepts, are the options, if all questions have the same ones.
 
     Raises:
         InvalidInputError: there are too few questions for a fit.
@@ -139,7 +140,7 @@ def measured(
 ) -> Iterator[Record]:
     """Yield the log-probabilities of each prompt, [options] by member, as JSON data.
 
-    A question has a prompt for each order of its options. Those that are `known` are left out.
+    A question has a prompt for each order of its options. `known` prompts are left out.
     """
     done, prompts = {record["line"] for record in known}, []
     for asked in questions:

@@ -100,7 +100,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
 
 def _to_plain(value: Any) -> Any:
-    """Return data without media, and with its messages as text."""
+    """Return data with its messages as text. Media are an error."""
     if isinstance(value, BaseMessage):
         value = [value]
     if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ class AdaFuseSelector(BaseSelector):
     not count. The ``reason`` of a selection gives its probability.
 
     Args:
-        llm: its members answer, with its options for decisions and its `request_timeout`. Instead,
+        llm: its members choose. Its options for decisions and its `request_timeout` apply. Instead,
             pass `members=`, `engine=` or other fields of `AdaFuseLLM`.
         threshold: lowest probability at which a choice is selected in addition to the likeliest
             one. The probabilities of all choices sum to 1.
@@ -72,7 +72,7 @@ class AdaFuseRelevance(BaseNodePostprocessor):
     """
 
     llm: AdaFuseLLM
-    """As for `AdaFuseSelector`."""
+    """Its members read the passages. The same options apply as for `AdaFuseSelector`."""
 
     threshold: float = 0.5
     """Lowest probability of the passages that are kept. Small members rank passages better than
