@@ -85,7 +85,7 @@ class DecisionCalibration(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     weights: dict[str, Annotated[float, Field(ge=0, le=1e18)]]
-    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    temperature: Annotated[float, Field(ge=1e-9, le=1e9)] = 1.0
     intercepts: dict[str, Coefficient] = {}
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 

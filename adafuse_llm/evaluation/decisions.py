@@ -25,10 +25,9 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import DecodingError, InvalidInputError, short_list, short_repr
 from adafuse_llm.evaluation import confidence
 from adafuse_llm.evaluation.comparison import Score, share
-from adafuse_llm.evaluation.confidence import FEWEST, FOLDS, RIDGE, Array, Coverage
+from adafuse_llm.evaluation.confidence import FOLDS, Array, Coverage
 from adafuse_llm.evaluation.files import Line, read_lines
 
-FEWEST_OF_A_LABEL = 5
 WORTH = 1.92  # what a member must add to the log-likelihood: p < 0.05 in a likelihood-ratio test
 LEAST = 2e-3  # smallest coefficient of a chosen member, or sum of all if no member helps
 
@@ -125,12 +124,12 @@ def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str]
     numbers: dict[str, int] = {}
     states = [numbers.setdefault(each.state, len(numbers)) for each in questions]
     counts = np.bincount(rights, minlength=len(labels))
-    is_rare = bool(labels) and counts.min() < FEWEST_OF_A_LABEL
-    if len(rights) < FEWEST or len(numbers) < FOLDS or is_rare:
+    is_rare = bool(labels) and counts.min() < confidence.FEWEST_OF_A_KIND
+    if len(rights) < confidence.FEWEST or len(numbers) < FOLDS or is_rare:
         raise InvalidInputError(
-            f"a fit needs {FEWEST} labeled questions about {FOLDS} states, and {FEWEST_OF_A_LABEL} "
-            f"for each label with an intercept; got {len(rights)} of {len(numbers)} states; by "
-            f"option: {', '.join(map(str, counts))}"
+            f"a fit needs {confidence.FEWEST} labeled questions about {FOLDS} states, and "
+            f"{confidence.FEWEST_OF_A_KIND} for each label with an intercept; got {len(rights)} of "
+            f"{len(numbers)} states; by option: {', '.join(map(str, counts))}"
         )
     return np.array(rights), labels, states
 
@@ -289,5 +288,5 @@ def _fit(table: Array, right: NDArray[np.int64], columns: Sequence[int]) -> tupl
     known = table[..., columns]
     scale = np.maximum(np.nanstd(known, axis=(0, 1)), 1e-6)
     coefficients = np.zeros(table.shape[2])
-    coefficients[columns], worth = confidence.likeliest(known, right, RIDGE * scale**2)
+    coefficients[columns], worth = confidence.likeliest(known, right, confidence.RIDGE * scale**2)
     return coefficients, worth
