@@ -70,6 +70,13 @@ def test_a_member_that_prefers_wrong_options_does_not_count() -> None:
     assert fit.accuracy.value == fit.alone["elm"].value > 60
 
 
+def test_a_member_that_hardly_varies_can_know_everything() -> None:
+    rights = [0, 1] * 40
+    fit = fit_decisions(["oak"], labeled(rights), [*(1e-4 * np.eye(2)[rights])[:, None, None]])
+    assert fit.accuracy.value == 100
+    assert fit.curve[-1].confidence > 0.9
+
+
 def test_the_threshold_allows_few_enough_wrong_answers() -> None:
     known = drawn(2, (1.0, 1.0))
     fit = fit_decisions(["oak", "elm"], *known, most_wrong=10)
