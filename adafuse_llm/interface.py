@@ -297,7 +297,7 @@ class Engine(ABC):
         self, state: Any, questions: Mapping[str, Question], **given: Unpack[DecideOptions]
     ) -> Decision:
         """Like `decide`, but does not block the event loop."""
-        requests, decisions = ask(self, [state], questions, given)
+        requests, decisions = await asyncio.to_thread(ask, self, [state], questions, given)
         run = await self.aopen(requests)
         return decisions(await run.aresults())[0]
 
