@@ -176,9 +176,10 @@ def _fit(setup: Setup, flags: Namespace) -> int:
     asked = hashlib.sha256(repr(questions).encode()).hexdigest()
     identity = {"typed questions": asked, **setup.identity(config)}
     with _job(setup, flags, config, identity) as (engine, known, results, cancel, progress):
-        total = sum(len(each.question.orders(None)) for each in questions)
-        records = decisions.measured(engine, questions, known, cancel)
-        for record in progress.track(records, total, len(known), description="prompts"):
+        done = {record["line"] for record in known}
+        left = [each for each in questions if each.line not in done]
+        records = decisions.measured(engine, left, cancel)
+        for record in progress.track(records, len(questions), len(done), description="questions"):
             results.append(record)
             known.append(record)
     fit = decisions.fit_measured(questions, known, flags.most_wrong)

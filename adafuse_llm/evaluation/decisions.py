@@ -7,10 +7,10 @@ log-probabilities are means over all orders.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, repeat
 from threading import Event
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from adafuse_llm.evaluation import confidence
 from adafuse_llm.evaluation.comparison import Score, share
 from adafuse_llm.evaluation.confidence import FOLDS, Array, Coverage
 from adafuse_llm.evaluation.files import Line, read_lines
+from adafuse_llm.evaluation.parallel import in_order
 
 WORTH = 1.92  # what a member must add to the log-likelihood: p < 0.05 in a likelihood-ratio test
 LEAST = 2e-3  # smallest coefficient of a chosen member, or sum of all if no member helps
@@ -135,41 +136,39 @@ def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str]
 
 
 def measured(
-    engine: AdaFuseEngine, questions: Sequence[Labeled], known: Sequence[Record], cancel: Event
-) -> Iterator[Record]:
-    """Yield the log-probabilities of each prompt, [options] by member, as JSON data.
+    engine: AdaFuseEngine, questions: Iterable[Labeled], cancel: Event
+) -> Generator[Record]:
+    """Ask the members, and yield their log-probabilities for each question as JSON data.
 
-    A question has a prompt for each order of its options. `known` prompts are left out.
+    They are [orders, options] by member.
     """
-    done, prompts = {record["line"] for record in known}, []
-    for asked in questions:
+
+    def read(asked: Labeled) -> Record:
         named = {f"line {asked.line}": asked.question}
         requests, _ = typed.ask(engine, [asked.state], named, {"cancel": cancel})
-        prompts += [*zip(requests, repeat(asked), asked.question.orders(None))]
-    todo = [number for number in range(len(prompts)) if number not in done]
-    for index, scores in engine.open([prompts[number][0] for number in todo]):
-        _, asked, order = prompts[todo[index]]
-        rows = {}
+        scores, orders = engine.open(requests).results(), asked.question.orders(None)
+        rows: dict[str, list[list[float]]] = {}
         for member in engine.config.member_weights(engine.members):
-            found = typed.label_logprobs(member, order, scores)
-            rows[member] = [found[option] for option in asked.options]
-            if -math.inf in rows[member]:
+            found = [
+                typed.label_logprobs(member, *each) for each in zip(orders, scores, strict=True)
+            ]
+            rows[member] = [[each[option] for option in asked.options] for each in found]
+            if -math.inf in itertools.chain(*rows[member]):
                 raise DecodingError(
                     f"line {asked.line}: member {member!r} gives an option no probability. Leave "
                     "it out with --use."
                 )
-        yield {"line": todo[index], "logprobs": rows}
+        return {"line": asked.line, "logprobs": rows}
+
+    return in_order(read, questions, engine.runtime.max_requests, cancel)
 
 
 def fit_measured(
     questions: Sequence[Labeled], records: Sequence[Record], most_wrong: float
 ) -> DecisionFit:
     """Fit what `measured` has yielded, as `fit_decisions` does."""
-    found = (record["logprobs"] for record in sorted(records, key=lambda each: each["line"]))
-    logprobs = [
-        np.array([[*next(found).values()] for _ in each.question.orders(None)])
-        for each in questions
-    ]
+    read = {record["line"]: record["logprobs"] for record in records}
+    logprobs = [np.array([*read[each.line].values()]).swapaxes(0, 1) for each in questions]
     return fit_decisions([*records[0]["logprobs"]], questions, logprobs, most_wrong)
 
 
@@ -272,7 +271,7 @@ def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], member
     """
     labels, found = range(members, table.shape[2]), []
     for size in range(1, len(allowed) + 1):
-        for chosen in combinations(allowed, size):
+        for chosen in itertools.combinations(allowed, size):
             coefficients, worth = _fit(table, right, [*chosen, *labels])
             if coefficients[[*chosen]].min() >= LEAST:
                 found.append((worth - WORTH * size, coefficients))
