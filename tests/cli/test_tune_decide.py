@@ -59,12 +59,9 @@ def test_a_fit_is_shown_and_written_and_used(adafuse, job, tmp_path):
     assert written["calibration"]["members"] == {"wren": 1, "heron": 1}
     decided = adafuse("decide", "Odd?", "--config", tmp_path / "tuned.yaml", input="Ticket 7")
     assert re.search(r"yes, with confidence [89]\d\.\d %\n$", decided.stdout)
-    told = json.loads(adafuse(*job, "--json", "--most-wrong", 0.1).stdout)
-    assert (
-        told["calibration"]["threshold"],
-        told["coverage"],
-        told["flips"]["heron"]["value"],
-    ) == (None, 0, 100)
+    fit = json.loads(adafuse(*job, "--json", "--most-wrong", 0.1).stdout)
+    assert (fit["calibration"]["threshold"], fit["coverage"]) == (None, 0)
+    assert fit["flips"]["heron"]["value"] == 100
 
 
 def test_an_interrupted_fit_asks_only_what_is_left(adafuse, job, engines, monkeypatch):
