@@ -57,6 +57,13 @@ def test_the_options_of_the_llm_apply_to_decisions(llm):
         assert selector.select(DESCRIPTIONS, "Which museums?").reason == reason
 
 
+@pytest.mark.parametrize("kind", [AdaFuseSelector, AdaFuseRelevance])
+def test_an_llm_is_passed_whole_or_as_its_fields(kind, llm):
+    kind(engine=llm.engine)
+    with pytest.raises(InvalidInputError, match="use"):
+        kind(llm=llm, use=["elm"])
+
+
 async def test_a_query_engine_answers_from_the_passages_that_remain(llm):
     index = VectorStoreIndex(
         [TextNode(text=text, id_=text[:6]) for text in PASSAGES], embed_model=MockEmbedding(8)

@@ -34,7 +34,7 @@ class AdaFuseSelector(BaseSelector):
     def __init__(
         self, llm: AdaFuseLLM | None = None, threshold: float = 1.0, **fields: Any
     ) -> None:
-        self._llm = AdaFuseLLM(**fields) if llm is None else llm
+        self._llm = _model(llm, fields)
         self._threshold = threshold
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
@@ -83,8 +83,11 @@ class AdaFuseRelevance(BaseNodePostprocessor):
 
     def __init__(self, llm: AdaFuseLLM | None = None, **fields: Any) -> None:
         own = {name: fields.pop(name) for name in type(self).model_fields if name in fields}
-        own["llm"] = AdaFuseLLM(**fields) if llm is None else llm
-        super().__init__(**own)
+        super().__init__(llm=_model(llm, fields), **own)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return cls.__name__
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
@@ -100,6 +103,12 @@ class AdaFuseRelevance(BaseNodePostprocessor):
         ]
         kept = [each for each in scored if each.get_score() >= self.threshold]
         return sorted(kept, key=NodeWithScore.get_score, reverse=True)[: self.top_n]
+
+
+def _model(llm: AdaFuseLLM | None, fields: dict[str, Any]) -> AdaFuseLLM:
+    if llm is not None and fields:
+        raise InvalidInputError(f"the llm has its own {', '.join(fields)}; pass llm= or these")
+    return llm or AdaFuseLLM(**fields)
 
 
 def _answers(llm: AdaFuseLLM, states: Sequence[str], question: Question) -> list[Answer]:
