@@ -17,7 +17,6 @@ No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces those 
 from __future__ import annotations
 
 import difflib
-import json
 import queue
 import reprlib
 from collections.abc import Iterable
@@ -145,23 +144,11 @@ class MissingDependencyError(AdaFuseError, ImportError):
 
 
 def install_command(extras: str) -> str:
-    """Return the command that installs extras from where the package came, as ``"cli,serve"``."""
-    from importlib.metadata import PackageNotFoundError, distribution
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
+    """Return the command that installs extras, such as ``"cli,serve"``.
 
-    package = "adafuse-llm"
-    try:
-        origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        origin = {}
-    url = origin.get("url")
-    if not url:
-        return f'pip install "{package}[{extras}]"'
-    if origin.get("dir_info", {}).get("editable"):
-        return f'pip install -e "{url2pathname(urlsplit(url).path)}[{extras}]"'
-    kind = origin.get("vcs_info", {}).get("vcs")
-    return f'pip install "{package}[{extras}] @ {f"{kind}+" if kind else ""}{url}"'
+    pip takes the package from where it is now, so this is right for a clone or a git address, too.
+    """
+    return f'pip install "adafuse-llm[{extras}]"'
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,17 +1,13 @@
 """Errors: their types, and pickling."""
 
-import json
 import pickle
 import queue
-from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import adafuse_llm
 from adafuse_llm import errors
-from adafuse_llm.errors import MAX_SHOWN, install_command, short_repr
+from adafuse_llm.errors import MAX_SHOWN, short_repr
 
 pytestmark = pytest.mark.quick
 
@@ -42,28 +38,3 @@ def test_long_values_are_shortened() -> None:
     for value in ("x" * 10**6, list(range(10**6)), b"x" * 10**6, endless):
         assert len(short_repr(value)) <= MAX_SHOWN
     assert short_repr("x" * 1000).startswith("'xxx")
-
-
-@pytest.mark.parametrize(
-    ("origin", "command"),
-    [
-        (None, 'pip install "adafuse-llm[cli,serve]"'),
-        (
-            {"url": "file:///home/me/a%20clone", "dir_info": {"editable": True}},
-            'pip install -e "/home/me/a clone[cli,serve]"',
-        ),
-        (
-            {"url": "https://host/clone.git", "vcs_info": {"vcs": "git", "commit_id": "1"}},
-            'pip install "adafuse-llm[cli,serve] @ git+https://host/clone.git"',
-        ),
-    ],
-)
-def test_the_command_that_installs_extras_fits_the_installation(
-    origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: adafuse-llm\nVersion: 1\n")
-    if origin is not None:
-        (tmp_path / "direct_url.json").write_text(json.dumps(origin))
-    found = metadata.PathDistribution(tmp_path)
-    monkeypatch.setattr(metadata, "distribution", lambda _: found)
-    assert install_command("cli,serve") == command
