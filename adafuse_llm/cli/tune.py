@@ -97,8 +97,8 @@ def tune(setup: Setup, flags: Namespace) -> int:
     With --decide, there is no search: all members answer the typed questions of FILE, OUTPUT
     calibrates the probabilities of the options, and a threshold says which answers are sure.
 
-    Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
-    again.
+    Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption or an error, run the
+    same command again.
     """
     old = {"decisions"} if flags.decide else {"calibration", "decisions"}
     if any(getattr(setup.file, name) is not None for name in old):

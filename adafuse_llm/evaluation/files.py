@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError, short_repr
+from adafuse_llm.errors import InvalidInputError, short_repr
 
 QUESTION_FORM = "Question: {question}\nAnswer:"
 """The default template of a question."""
@@ -106,12 +106,6 @@ def _read_line(number: int, raw: bytes) -> Line:
     if "answer" not in item:
         raise InvalidInputError(f'{where}: it has no "answer"')
     return Line(number, question, item["answer"], item)
-
-
-def is_lost(error: str | None) -> bool:
-    """Return whether another run may avoid an error, ``TYPE: MESSAGE``, such as lack of memory."""
-    lasting = (ContextWindowError.__name__, CacheMemoryError.__name__)  # in every run
-    return error is not None and error.partition(":")[0] not in lasting
 
 
 class Results:

@@ -28,6 +28,9 @@ from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import heldout_questions
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
+    CacheMemoryError,
+    ContextWindowError,
+    DecodingError,
     InvalidInputError,
     InvalidOptionError,
     RequestCancelledError,
@@ -36,7 +39,7 @@ from adafuse_llm.errors import (
 from adafuse_llm.evaluation.comparison import Comparison, Score, compare, share
 from adafuse_llm.evaluation.confidence import Reliability, calibrate
 from adafuse_llm.evaluation.exact_match import Metric, load_metric
-from adafuse_llm.evaluation.files import is_lost, put, read_lines
+from adafuse_llm.evaluation.files import put, read_lines
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.report.styles import count
 from adafuse_llm.strategies.base import Strategy
@@ -47,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 FEWEST = 10
 """Minimum number of questions in each part."""
+
+LASTING = (CacheMemoryError, ContextWindowError, DecodingError)
+"""Errors that a question has in every run. The question then counts as wrong."""
 
 CHOICES: Mapping[str, Sequence[float]] = {
     "margin_threshold": (0.1, 0.3, 0.5, 0.7, 0.9),
@@ -148,7 +154,6 @@ class Trial(BaseModel):
         score: score in percent.
         tokens: mean number of tokens per answer, summed over the members.
         failed: number of answers with an error, which count as wrong.
-        lost: number of failed answers that another run may give, for example with more memory.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -157,7 +162,6 @@ class Trial(BaseModel):
     score: float
     tokens: float
     failed: int = 0
-    lost: int = 0
 
 
 class Tuning(BaseModel):
@@ -199,12 +203,7 @@ class Tuning(BaseModel):
     @property
     def pays(self) -> bool:
         """Whether the ensemble beats the best member on held-out questions, at p < 0.05."""
-        return self.comparison.verdict == "above" and not self.lost
-
-    @property
-    def lost(self) -> int:
-        """Number of held-out answers that another run may give. If any, the test shows nothing."""
-        return sum(trial.lost for trial in self.tested.values())
+        return self.comparison.verdict == "above"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -220,12 +219,6 @@ class Tuning(BaseModel):
     def verdict(self) -> str:
         """The conclusion from the held-out questions, as a sentence."""
         test = self.comparison
-        if self.lost:
-            return (
-                f"{count(self.lost, 'answer')} to held-out questions failed, so the run does not "
-                f"show whether the ensemble beats {self.best_member} alone. Run the same command "
-                "again to answer them."
-            )
         figures = (
             f"({test.ours:.1f} against {test.theirs:.1f} % {test.metric} on {test.questions} "
             f"held-out questions, difference {test.difference.shown('+')}, {test.chance})"
@@ -256,7 +249,8 @@ def tune(
 ) -> Tuning:
     """Search for the members and options that answer best, and test them on held-out questions.
 
-    The engine answers `RuntimeConfig.max_requests` questions at a time.
+    The engine answers `RuntimeConfig.max_requests` questions at a time. An error of a member, such
+    as a lack of memory, ends the search.
 
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
@@ -268,7 +262,7 @@ def tune(
         held_out: share of the questions that only the test uses.
         fixed: options that are not searched. ``use`` names the members that may take part.
         known: data that `log` received in an earlier call, whose answers are not decoded again.
-        log: called with every new answer as JSON-safe data, unless another run may do better.
+        log: called with every new answer as JSON-safe data.
         cancel: an event. Any thread can set it to stop the search.
         on_answer: called for every new answer, with the names of the members and the answer.
 
@@ -416,7 +410,6 @@ class _Answers:
             score=100 * fmean(answer.is_right for answer in answers),
             tokens=fmean(counts) if counts else 0.0,
             failed=sum(answer.error is not None for answer in answers),
-            lost=sum(is_lost(answer.error) for answer in answers),
         )
 
     def of(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Answer]:
@@ -426,7 +419,7 @@ class _Answers:
         for answer in self._decode(missing, options) if missing else ():
             key = keys[answer.line]
             self._done[key] = answer
-            if self.log is not None and not is_lost(answer.error):
+            if self.log is not None:
                 self._logged += 1
                 data = answer.model_dump(mode="json", exclude_none=True)
                 self.log({"line": self._logged, "key": key, "answer": data})
@@ -454,9 +447,8 @@ class _Answers:
         def ask(question: Question) -> Answer | None:
             try:
                 done = engine.generate(**question.request, **chosen, cancel=self.cancel)
-            except Exception as error:  # an error in one question must not stop the others
-                problem = " ".join(f"{type(error).__name__}: {error}".split())
-                return Answer(line=question.number, error=problem)
+            except LASTING as error:
+                return Answer(line=question.number, error=f"{type(error).__name__}: {error}")
             if done.finish_reason == "cancelled":
                 return None
             text, usage = self.metric.read(done.answer), done.usage

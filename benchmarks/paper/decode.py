@@ -20,9 +20,10 @@ from pydantic import BaseModel, ConfigDict
 from adafuse_llm.calibration import features
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import AdaFuseError, InvalidInputError
-from adafuse_llm.evaluation.files import Results, is_lost
+from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.evaluation.files import Results
 from adafuse_llm.evaluation.parallel import in_order
+from adafuse_llm.evaluation.tuning import LASTING
 from adafuse_llm.strategies.base import refuse_unused_options
 from benchmarks.paper.metrics import Metric, Statistics, load_metric
 from benchmarks.paper.suites import PAPER_TASKS, Part, Row, Suite
@@ -203,7 +204,7 @@ class Runner:
 
         def known() -> dict[int, Record]:
             records = (Record(**each) for each in results.done(identity, numbers))
-            return {each.line: each for each in records if not is_lost(each.error)}
+            return {each.line: each for each in records}
 
         done = known()
         if any(question.number not in done for question in questions):
@@ -253,9 +254,8 @@ class Runner:
         )
         try:
             done = engine.generate(**question.request, **options, cancel=self._cancel)
-        except AdaFuseError as error:  # an error in one question must not stop the others
-            problem = " ".join(f"{type(error).__name__}: {error}".split())
-            return record.model_copy(update={"error": problem})
+        except LASTING as error:
+            return record.model_copy(update={"error": f"{type(error).__name__}: {error}"})
         if done.finish_reason == "cancelled":
             return None
         usage = done.usage

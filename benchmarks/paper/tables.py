@@ -8,7 +8,6 @@ from statistics import fmean
 from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.evaluation.comparison import SIGNIFICANT, Comparison, Score
-from adafuse_llm.evaluation.files import is_lost
 from benchmarks.paper.decode import Record, Work
 from benchmarks.paper.metrics import Metric
 from benchmarks.paper.statistics import compare, holm, interval
@@ -31,7 +30,6 @@ class Line(_Plain):
             members.
         decoding: tokens per answer without those of the prompt.
         failed: number of answers with an error; they count as wrong.
-        lost: number of answers that failed due to the run. If there are any, no test is made.
     """
 
     name: str
@@ -44,7 +42,6 @@ class Line(_Plain):
     passes: float
     rounds: float
     failed: int
-    lost: int
 
     @property
     def score(self) -> Score:
@@ -156,22 +153,20 @@ def make_table(part: Part, work: Work, answers: Mapping[str, Sequence[Record]]) 
 
 
 def _pairs(part: Part, lines: Mapping[str, Line]) -> dict[str, list[str]]:
-    """Return the systems that each system of a part is tested against. Lost answers forbid tests.
+    """Return the systems that each system of a part is tested against.
 
     In Table 1, AdaFuse is tested against the best member and all peers. Of several best members,
     the cheapest counts.
     """
-    whole = [line for line in lines.values() if not line.lost]
     if part.size == "time":
         return {}
     if part.reference is not None:
-        others = [line.name for line in whole if line.name != part.reference]
-        known = part.reference in {line.name for line in whole}
-        return {name: [part.reference] for name in others} if known else {}
-    members = [line for line in whole if line.kind == "member"]
+        others = [name for name in lines if name != part.reference]
+        return {name: [part.reference] for name in others} if part.reference in lines else {}
+    members = [line for line in lines.values() if line.kind == "member"]
     best = max(members, key=lambda line: (line.score.value, -line.tokens), default=None)
-    rivals = [*([best.name] if best else []), *(e.name for e in whole if e.kind == "peer")]
-    return {line.name: rivals for line in whole if line.kind == "adafuse" and rivals}
+    rivals = [*([best.name] if best else []), *(e.name for e in lines.values() if e.kind == "peer")]
+    return {line.name: rivals for line in lines.values() if line.kind == "adafuse" and rivals}
 
 
 def _line(row: Row, records: Sequence[Record], metrics: Sequence[Metric]) -> Line:
@@ -204,7 +199,6 @@ def _line(row: Row, records: Sequence[Record], metrics: Sequence[Metric]) -> Lin
         passes=mean("passes"),
         rounds=mean("rounds"),
         failed=sum(record.error is not None for record in records),
-        lost=sum(is_lost(record.error) for record in records),
     )
 
 
