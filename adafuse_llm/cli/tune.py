@@ -74,8 +74,6 @@ def add_flags(parser: Parser) -> None:
         "verbatim without a FILE.",
     )
     parser.flag("--trials N", "Maximum number of ensemble settings to try.", default=30)
-    parser.flag("--seed NUMBER", "Seed of the search.", dest="search_seed", type=int, default=1)
-    parser.flag("--held-out SHARE", "Share of questions for the test.", type=float, default=0.5)
     parser.flag("--keep-ensemble", "Write the ensemble even if it is not significantly better.")
     text = "With --decide: percentage of the sure answers that may be wrong."
     parser.flag("--most-wrong NUMBER", text, type=float, default=5.0)
@@ -86,8 +84,8 @@ def add_flags(parser: Parser) -> None:
 def tune(setup: Setup, flags: Namespace) -> int:
     """Find the members and options that best answer your questions, and test them.
 
-    The search tries members and settings on one part of the questions. The best setting is then
-    compared with the best single member on the other, held-out part. If the ensemble scores higher
+    The search tries members and settings on one half of the questions. The best setting is then
+    compared with the best single member on the other, held-out half. If the ensemble scores higher
     at p < 0.05, OUTPUT describes the ensemble, otherwise the best member alone. To use the file
     with another command, pass --config OUTPUT. Options that you set are not searched.
 
@@ -113,8 +111,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
 
 
 def _search(setup: Setup, flags: Namespace) -> int:
-    file, seed, held_out = flags.file, flags.search_seed, flags.held_out
-    questions = _questions(setup, flags)
+    file, questions = flags.file, _questions(setup, flags)
     metric = flags.metric or ("verbatim" if file is None else "exact_match")
     load_metric(metric)
     config = setup.file.config
@@ -122,15 +119,10 @@ def _search(setup: Setup, flags: Namespace) -> int:
         config = config.override({"stop": ("\nQuestion:",)})  # base models write another one
     names = member_names(setup.file.members)
     tuning.candidates(names, config, find_strategy(setup.file.strategy))
-    searched, tested = map(len, tuning.divide(questions, held_out, seed))
+    searched, tested = map(len, tuning.divide(questions))
     asked = repr([(question.request, question.accepted) for question in questions])
-    identity = {
-        "questions": hashlib.sha256(asked.encode()).hexdigest(),
-        "metric": metric,
-        **setup.identity(config),
-        "held-out": held_out,
-        "seed": seed,
-    }
+    digest = hashlib.sha256(asked.encode()).hexdigest()
+    identity = {"questions": digest, "metric": metric, **setup.identity(config)}
     with _job(setup, flags, config, identity) as (engine, known, results, cancel, progress):
         settings = len(engine.config.use or engine.members) + flags.trials
         bar = progress.add_task("answers", total=settings * searched + 2 * tested)
@@ -145,8 +137,6 @@ def _search(setup: Setup, flags: Namespace) -> int:
             questions,
             metric=metric,
             trials=flags.trials,
-            seed=seed,
-            held_out=held_out,
             fixed=setup.file.options,
             known=known,
             log=results.append,
@@ -159,7 +149,7 @@ def _search(setup: Setup, flags: Namespace) -> int:
         found["calibration"] = confidence.calibration.model_dump()
     comment = (
         f"{result.metric}, {result.searched} questions to search on, {result.held_out} held out, "
-        f"seed {result.seed}, {len(result.trials)} settings tried\n{result.verdict}\n"
+        f"{len(result.trials)} settings tried\n{result.verdict}\n"
     )
     values = result.model_dump(mode="json")
     values |= {"written": options, "pays": result.pays, "verdict": result.verdict}

@@ -1,8 +1,8 @@
 """Search for the best members and options on some questions, and test them on others.
 
-The search divides the labeled questions at random. On the *search* part, every member answers
+The search divides the labeled questions at random. On the *search* half, every member answers
 alone, and the ensemble answers with several settings, most of them random. The best setting and the
-best single member then compete on the *held-out* part, which the search never sees. Only this
+best single member then compete on the *held-out* half, which the search never sees. Only this
 comparison shows whether the ensemble is better than its best member.
 """
 
@@ -48,8 +48,11 @@ __all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_
 
 logger = logging.getLogger(__name__)
 
+SEED = 1
+"""Seed of the division into two halves, and of the settings."""
+
 FEWEST = 10
-"""Minimum number of questions in each part."""
+"""Minimum number of questions in each half."""
 
 LASTING = (CacheMemoryError, ContextWindowError, DecodingError)
 """Errors that a question has in every run. The question then counts as wrong."""
@@ -69,7 +72,7 @@ class Question:
 
     Attributes:
         number: number of the line in the file, or of the embedded question, from 1.
-        text: the question. Questions with the same text are always in the same part.
+        text: the question. Questions with the same text are always in the same half.
         request: the engine's arguments: the prompt or the messages.
         accepted: accepted answers, at least one.
     """
@@ -147,7 +150,7 @@ class Answer(BaseModel):
 
 
 class Trial(BaseModel):
-    """A setting and its result on one part of the questions.
+    """A setting and its result on one half of the questions.
 
     Attributes:
         options: options of `AdaFuseConfig`. Searched options that are absent have their defaults.
@@ -168,17 +171,17 @@ class Tuning(BaseModel):
     """The result of a search, as a model that converts to JSON.
 
     Attributes:
-        metric, seed: metric and seed of the search.
+        metric: name of the metric of the search.
         strategy: name of the strategy of the ensemble.
-        searched, held_out: numbers of questions in the two parts.
-        alone: results of the members alone on the search part, by name.
+        searched, held_out: numbers of questions in the two halves.
+        alone: results of the members alone on the search half, by name.
         trials: settings of the ensemble, in the order in which they were tried.
-        best_member: name of the best single member on the search part. Among equal scores, the
+        best_member: name of the best single member on the search half. Among equal scores, the
             fewest tokens win.
-        ensemble: the options of the best setting on the search part.
-        tested: results of the ensemble and the best member on the held-out part.
+        ensemble: the options of the best setting on the search half.
+        tested: results of the ensemble and the best member on the held-out half.
         comparison: paired comparison of these two results.
-        out_of_reach: share of the questions of the search part that every member alone answers
+        out_of_reach: share of the questions of the search half that every member alone answers
             wrong. No choice among the members' answers is right on these questions.
         confidence: for each result in `tested`, a calibration and its quality, from all questions;
             or a text that says why there is no calibration.
@@ -187,7 +190,6 @@ class Tuning(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     metric: str
-    seed: int
     strategy: str
     searched: int
     held_out: int
@@ -239,8 +241,6 @@ def tune(
     *,
     metric: str = "exact_match",
     trials: int = 30,
-    seed: int = 1,
-    held_out: float = 0.5,
     fixed: Mapping[str, Any] | None = None,
     known: Iterable[Mapping[str, Any]] = (),
     log: Callable[[dict[str, Any]], None] | None = None,
@@ -255,11 +255,9 @@ def tune(
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
             `CHOICES`. The search ignores the engine's values of these options.
-        questions: labeled questions, at least `FEWEST` for each part.
+        questions: labeled questions, at least `FEWEST` for each half.
         metric: name of the metric to maximize, in `METRICS`.
         trials: maximum number of ensemble settings to try, all different.
-        seed: seed of the division into two parts and of the search.
-        held_out: share of the questions that only the test uses.
         fixed: options that are not searched. ``use`` names the members that may take part.
         known: data that `log` received in an earlier call, whose answers are not decoded again.
         log: called with every new answer as JSON-safe data.
@@ -288,7 +286,7 @@ def tune(
     for chosen in sets:
         config.override({"use": chosen}).member_weights(engine.members)
     measure = load_metric(metric)
-    search, test = divide(questions, held_out, seed)
+    search, test = divide(questions)
     cancel = cancel or threading.Event()
     answers = _Answers(engine, measure, known, log, cancel, on_answer)
     # let every member answer alone
@@ -303,7 +301,7 @@ def tune(
         {"use": names, **_DEFAULTS, "branching_factor": branches}
         for branches, names in itertools.product((AdaFuseConfig().branches, 1), ensembles)
     ]
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(SEED)  # noqa: S311
     tried: dict[str, Trial] = {}
     different = len(sets) * math.prod(map(len, choices.values()))
     while len(tried) < min(trials, different):
@@ -323,7 +321,6 @@ def tune(
     missed = sum(not any(answer.is_right for answer in row) for row in zip(*singles, strict=True))
     return Tuning(
         metric=metric,
-        seed=seed,
         strategy=engine.strategy.name,
         searched=len(search),
         held_out=len(test),
@@ -340,26 +337,20 @@ def tune(
     )
 
 
-def divide(
-    questions: Sequence[Question], held_out: float, seed: int
-) -> tuple[list[Question], list[Question]]:
-    """Divide questions at random into a search part and a held-out part, and keep their order.
+def divide(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
+    """Divide questions at random into a search half and a held-out half, and keep their order.
 
     Raises:
-        InvalidOptionError: ``held_out`` is not between 0 and 1.
-        InvalidInputError: a part has fewer than `FEWEST` questions.
+        InvalidInputError: a half has fewer than `FEWEST` questions.
     """
-    if not 0 < held_out < 1:
-        raise InvalidOptionError(f"held_out must be between 0 and 1; got {held_out}")
     different = list(dict.fromkeys(question.text.strip() for question in questions))
-    size = round(len(different) * held_out)
-    if not FEWEST <= size <= len(different) - FEWEST:
+    size = len(different) // 2
+    if size < FEWEST:
         raise InvalidInputError(
-            f"tuning needs {FEWEST} or more different questions to search on and {FEWEST} or more "
-            f"held out; got {len(different) - size} and {size} (held_out={held_out:g}). Add "
-            "questions: to detect a difference of a few points, several hundred are necessary."
+            f"tuning needs {2 * FEWEST} different questions or more; got {len(different)}. To "
+            "detect a difference of a few points, several hundred are necessary."
         )
-    drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
+    drawn = set(random.Random(SEED).sample(different, size))  # noqa: S311
     search = [question for question in questions if question.text.strip() not in drawn]
     return search, [question for question in questions if question.text.strip() in drawn]
 

@@ -105,7 +105,7 @@ def test_an_interrupted_search_goes_on_and_another_does_not(adafuse, job, tmp_pa
     assert len(calls) < 4 + 7
     monkeypatch.setattr(tuning, "in_order", lambda *_a, **_k: pytest.fail("decoded again"))
     assert "describes wren alone" in adafuse(*job).stdout
-    assert "seed 1, not 2" in adafuse(*job, "--seed", 2).stderr
+    assert "'exact_match', not 'contains'" in adafuse(*job, "--metric", "contains").stderr
     assert adafuse(*job, "--chat").exit_code == 2
 
 
@@ -130,7 +130,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--held-out", "0.1"], "18 and 2"),
+        (["--limit", 19], "20 different questions or more; got 19"),
         (["--use", "wren"], "two members"),
         (["--strategy", "single"], "'single'"),
         (["--metric", "number_"], "'number'"),

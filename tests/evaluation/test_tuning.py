@@ -97,7 +97,7 @@ def test_the_search_does_not_see_held_out_questions():
     seen = []
     engine = complementary()
     with engine:
-        held = {each.number for each in divide(items, 0.5, seed=1)[1]}
+        held = {each.number for each in divide(items)[1]}
         found = tune(
             engine, items, trials=3,
             on_answer=lambda name, answer: seen.append((name, answer.line)),
@@ -117,13 +117,13 @@ def test_a_repeated_question_of_a_file_is_left_out_with_a_warning(caplog):
     assert "3, 4" in caplog.text
 
 
-def test_the_division_depends_only_on_the_seed_and_keeps_equal_questions_together():
+def test_the_division_is_always_the_same_and_keeps_equal_questions_together():
     items = [*questions(30), *(question(30 + n, f"is it w{n} ", "?") for n in range(1, 31))]
-    search_part, test_part = divide(items, 0.4, seed=5)
-    assert (len(search_part), len(test_part)) == (36, 24)
+    search_part, test_part = divide(items)
+    assert (len(search_part), len(test_part)) == (30, 30)
     assert sorted([*search_part, *test_part], key=lambda each: each.number) == items
-    assert divide(items, 0.4, seed=5) == (search_part, test_part)
-    assert divide(items, 0.4, seed=6) != (search_part, test_part)
+    assert divide(items) == (search_part, test_part)
+    assert search_part != items[:15] + items[30:45]
     texts = [{each.text.strip() for each in part} for part in (search_part, test_part)]
     assert not texts[0] & texts[1]
 
@@ -134,7 +134,7 @@ def test_every_setting_is_tried_once():
     assert sorted(each.options["branching_factor"] for each in found.trials) == [1, 2, 3, 4, 5]
 
 
-def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
+def test_nothing_is_decoded_twice_and_the_same_search_tries_the_same_settings():
     answered: list[Any] = []
     lines: list[dict[str, Any]] = []
     options = {
@@ -198,7 +198,7 @@ def test_questions_are_answered_at_the_same_time(monkeypatch):
 
 
 def test_an_error_of_a_question_counts_as_wrong_and_one_of_a_member_ends_the_search(monkeypatch):
-    held = divide(questions(40), 0.5, seed=1)[1][0]
+    held = divide(questions(40))[1][0]
     answered: list[Any] = []
     lines: list[dict[str, Any]] = []
     real = AdaFuseEngine.generate
@@ -227,9 +227,7 @@ def test_an_error_of_a_question_counts_as_wrong_and_one_of_a_member_ends_the_sea
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"items": questions(19)}, InvalidInputError, "needs 10 .*got 9 and 10"),
-        ({"held_out": 0.1}, InvalidInputError, "got 36 and 4"),
-        ({"held_out": 1.0}, InvalidOptionError, "between 0 and 1"),
+        ({"items": questions(19)}, InvalidInputError, "needs 20 .* got 19"),
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
         ({"fixed": {"temperature": 0.5}}, InvalidOptionError, "without sampling"),
         ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one value per member"),
