@@ -26,7 +26,7 @@ from adafuse_llm import (
     RequestCancelledError,
     __version__,
 )
-from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, unescaped
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
@@ -40,7 +40,7 @@ from adafuse_llm.evaluation import decisions, tuning
 from adafuse_llm.evaluation.comparison import Score
 from adafuse_llm.evaluation.confidence import Coverage, Reliability
 from adafuse_llm.evaluation.exact_match import load_metric
-from adafuse_llm.evaluation.files import Results, prompt_form
+from adafuse_llm.evaluation.files import Results, read_text
 from adafuse_llm.loading.config_file import ConfigFile, write_config
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
@@ -57,12 +57,10 @@ def add_flags(parser: Parser) -> None:
         'Calibrate typed questions. A line of FILE has "state", "question", "answer" and, if the '
         'answer is not yes or no, "options"; "type": "score" makes them a scale.',
     )
-    parser.flag("--prompts FILE", "Text with instructions and examples before every question.")
     parser.flag(
-        "--template TEXT",
-        r"Template of a question, with {question}. \n is a line break, \\ a backslash. Default: "
-        r"the form of the examples in --prompts, otherwise 'Question: {question}\nAnswer:'.",
-        type=unescaped,
+        "--prompt FILE",
+        "Text of the prompt, such as instructions and examples, with {question} for the question. "
+        r"Default: 'Question: {question}\nAnswer:', and only the question with --chat.",
     )
     parser.flag("--chat", "Send the prompt as a chat message.")
     parser.flag("--max-requests NUMBER", "Number of questions to answer at the same time.")
@@ -217,7 +215,13 @@ def _write(
 
 
 def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
-    form = prompt_form(flags.prompts, flags.template)
+    form = "{question}" if flags.chat else "Question: {question}\nAnswer:"
+    if flags.prompt is not None:
+        form = read_text(flags.prompt).removesuffix("\n")
+        if "{question}" not in form:
+            raise InvalidInputError(
+                f"{flags.prompt} needs {{question}} in the place of the question"
+            )
     if flags.file is not None:
         questions = tuning.read_questions(flags.file.read_bytes(), form, chat=flags.chat)
     elif setup.is_embedded:

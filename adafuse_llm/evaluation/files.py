@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +12,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adafuse_llm.errors import InvalidInputError, short_repr
-
-QUESTION_FORM = "Question: {question}\nAnswer:"
-"""The default template of a question."""
 
 
 @dataclass(frozen=True)
@@ -41,38 +37,6 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
-
-
-def question_form(header: str, default: str = QUESTION_FORM) -> str:
-    """Return a question template in the form of the last example in a prompt, or `default`."""
-    _, begins, example = f"\n{header}".rpartition("\nQuestion:")
-    if not begins:
-        return default
-    space = "\n" if example.startswith("\n") else " "
-    cue = re.search(r"^(?:Answer:|Let's think step by step\.?)\n?", example, re.MULTILINE)
-    return f"Question:{space}{{question}}\n{cue[0] if cue else 'Answer:'}"
-
-
-def prompt_form(prompts: Path | None, template: str | None) -> str:
-    """Return the template of a prompt, with ``{question}`` in the place of the question.
-
-    Args:
-        prompts: file with instructions and examples that precede every question, or None.
-        template: template of a question; None to write it in the form of the examples.
-
-    Raises:
-        InvalidInputError: the file is not UTF-8, or the template lacks ``{question}``.
-    """
-    header = "" if prompts is None else read_text(prompts)
-    form = question_form(header) if template is None else template
-    if "{question}" not in form:
-        raise InvalidInputError(f"--template must contain {{question}}; got {template!r}")
-    return (f"{header.rstrip()}\n\n" if header.strip() else "") + form
-
-
-def put(prompt: str, *, chat: bool) -> dict[str, Any]:
-    """Return arguments for the engine: the prompt, or if `chat`, a user message with it."""
-    return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
 
 
 def read_lines(content: bytes) -> list[Line]:

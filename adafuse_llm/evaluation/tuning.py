@@ -39,7 +39,7 @@ from adafuse_llm.errors import (
 from adafuse_llm.evaluation.comparison import Comparison, Score, compare, share
 from adafuse_llm.evaluation.confidence import Reliability, calibrate
 from adafuse_llm.evaluation.exact_match import Metric, load_metric
-from adafuse_llm.evaluation.files import put, read_lines
+from adafuse_llm.evaluation.files import read_lines
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.report.styles import count
 from adafuse_llm.strategies.base import Strategy
@@ -105,7 +105,9 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
         if text.strip() in questions:
             repeated.append(line.number)
         else:
-            request = put(form.replace("{question}", text), chat=chat)
+            prompt = form.replace("{question}", text)
+            messages = [{"role": "user", "content": prompt}]
+            request: dict[str, Any] = {"messages": messages} if chat else {"prompt": prompt}
             questions[text.strip()] = Question(line.number, text, request, tuple(texts))
     if repeated:
         logger.warning(

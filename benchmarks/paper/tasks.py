@@ -15,8 +15,9 @@ or a list of accepted texts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_questions
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.exact_match import final_number, first_line
-from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_text
+from adafuse_llm.evaluation.files import read_text
 from adafuse_llm.evaluation.tuning import read_questions
 from benchmarks.heldout import KINDS, long_questions
 
@@ -88,7 +89,7 @@ class Task:
     options: Mapping[str, Any]
     read: Callable[[str], str]
     header: str = ""
-    form: str = field(default=QUESTION_FORM)
+    form: str = "Question: {question}\nAnswer:"
     kind: str | None = None
 
     def questions(self, data: Path | None, *, chat: bool = False) -> list[Question]:
@@ -114,14 +115,10 @@ class Task:
         header = read_text(prompts) if prompts.is_file() else self.header
         form = question_form(header, self.form)
         before = f"{header.rstrip()}\n\n" if header.strip() else ""
+        content = (data / f"{self.name}.jsonl").read_bytes()
         return [
-            Question(
-                each.number,
-                each.text,
-                put(before + form.replace("{question}", each.text), chat=chat),
-                each.accepted,
-            )
-            for each in read_questions((data / f"{self.name}.jsonl").read_bytes(), form)
+            Question(each.number, each.text, each.request, each.accepted)
+            for each in read_questions(content, before + form, chat=chat)
         ]
 
     def same(self, text: str) -> str:
@@ -133,6 +130,16 @@ class Task:
         answer = self.read(text)
         number = final_number(answer) if "number" in self.metrics else None
         return _plain(answer) or _plain(text) if number is None else str(number.normalize())
+
+
+def question_form(header: str, default: str) -> str:
+    """Return a question template in the form of the last example in a header, or `default`."""
+    _, begins, example = f"\n{header}".rpartition("\nQuestion:")
+    if not begins:
+        return default
+    space = "\n" if example.startswith("\n") else " "
+    cue = re.search(r"^(?:Answer:|Let's think step by step\.?)\n?", example, re.MULTILINE)
+    return f"Question:{space}{{question}}\n{cue[0] if cue else 'Answer:'}"
 
 
 def _plain(text: str) -> str:

@@ -109,15 +109,18 @@ def test_an_interrupted_search_goes_on_and_another_does_not(adafuse, job, tmp_pa
     assert adafuse(*job, "--chat").exit_code == 2
 
 
-def test_a_question_follows_the_prompts_in_the_template(adafuse, job, tmp_path, spy, fakes):
+def test_a_question_stands_in_the_prompt_and_alone_in_a_chat(adafuse, job, tmp_path, spy, fakes):
     asked = []
     spy("generate", lambda options: asked.append(options["messages"]))
-    (tmp_path / "prompts.txt").write_text("Be brief.\n")
-    flags = ["--prompts", tmp_path / "prompts.txt", "--template", r"Is $\\n \frac$?\n{question}"]
+    (tmp_path / "prompt.txt").write_text("Be brief.\n{question}\n")
+    flags = ["--prompt", tmp_path / "prompt.txt"]
     assert adafuse(*job, *flags, "--chat", "--max-requests", 3).exit_code == 0
     assert fakes[0]["runtime"].max_requests == 3
-    prompt = "Be brief.\n\nIs $\\n \\frac$?\nWho founded mill 7?"
-    assert [{"role": "user", "content": prompt}] in asked
+    assert [{"role": "user", "content": "Be brief.\nWho founded mill 7?"}] in asked
+    assert adafuse(*job, "--chat", "--overwrite").exit_code == 0
+    assert [{"role": "user", "content": "Who founded mill 7?"}] in asked
+    (tmp_path / "prompt.txt").write_text("Be brief.")
+    assert "prompt.txt needs {question}" in adafuse(*job, *flags).stderr
 
 
 def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):

@@ -1,9 +1,9 @@
-"""Test sets with bad lines, the form of questions, and files of results that are resumed."""
+"""Test sets with bad lines, and files of results that are resumed."""
 
 import pytest
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.evaluation.files import Results, prompt_form, read_lines
+from adafuse_llm.evaluation.files import Results, read_lines
 
 GOOD = b'{"question": "who is ada?", "answer": ["ada", "Ada"]}'
 
@@ -29,22 +29,6 @@ def test_a_bad_line_is_named_by_its_number(bad, message):
 def test_a_test_set_in_utf_16_is_refused_as_a_whole():
     with pytest.raises(InvalidInputError, match=r"Save it as UTF-8\."):
         read_lines(GOOD.decode().encode("utf-16"))
-
-
-STEP = "Question: a\nLet's think step by step\nso\nThe answer is 1"
-
-
-@pytest.mark.parametrize(
-    ("header", "form"),
-    [
-        ("Do.\n\nQuestion: a\nAnswer: b\n", "Question: {question}\nAnswer:"),
-        ("Question:\na\nAnswer:\nb\n", "Question:\n{question}\nAnswer:\n"),
-        (STEP, "Question: {question}\nLet's think step by step\n"),
-    ],
-)
-def test_a_question_is_put_as_the_examples_put_theirs(tmp_path, header, form):
-    (tmp_path / "prompts.txt").write_text(header)
-    assert prompt_form(tmp_path / "prompts.txt", None) == f"{header.rstrip()}\n\n{form}"
 
 
 def test_only_complete_lines_are_resumed_and_later_ones_replace_earlier_ones(tmp_path):

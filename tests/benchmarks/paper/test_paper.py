@@ -7,7 +7,7 @@ from adafuse_llm.evaluation.exact_match import verbatim
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.suites import SUITES, load_suite, parts_of
 from benchmarks.paper.tables import Report
-from benchmarks.paper.tasks import load_task
+from benchmarks.paper.tasks import load_task, question_form
 
 
 @pytest.mark.slow
@@ -72,3 +72,18 @@ def test_test_sets_are_read_with_their_prompts(tmp_path):
         load_task("gsm8k").questions(tmp_path)
     assert load_task("gsm8k").same("so 7. The answer is 18.0") == "18"
     assert load_task("nq").same("Bo!\nQuestion:") == "bo"
+
+
+STEP = "Question: a\nLet's think step by step\nso\nThe answer is 1"
+
+
+@pytest.mark.parametrize(
+    ("header", "form"),
+    [
+        ("Do.\n\nQuestion: a\nAnswer: b\n", "Question: {question}\nAnswer:"),
+        ("Question:\na\nAnswer:\nb\n", "Question:\n{question}\nAnswer:\n"),
+        (STEP, "Question: {question}\nLet's think step by step\n"),
+    ],
+)
+def test_a_question_is_put_as_the_examples_put_theirs(header, form):
+    assert question_form(header, "") == form
