@@ -46,6 +46,9 @@ from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
+SEARCH = ("prompt", "chat", "metric", "trials", "keep_ensemble")
+"""Names of the flags that only a search obeys, and not --decide."""
+
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
@@ -96,6 +99,11 @@ def tune(setup: Setup, flags: Namespace) -> int:
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption or an error, run the
     same command again.
     """
+    parser = COMMAND.parser()
+    for name in SEARCH if flags.decide else ("most_wrong",):
+        if getattr(flags, name) != parser.get_default(name):
+            flag, used = f"--{name.replace('_', '-')}", "with" if flags.decide else "without"
+            raise InvalidInputError(f"{flag} has no effect {used} --decide: leave it out")
     old = {"decisions"} if flags.decide else {"calibration", "decisions"}
     if any(getattr(setup.file, name) is not None for name in old):
         tell("the old calibration is left out; with enough answers, a new one is fitted")

@@ -137,6 +137,8 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
         (["--use", "wren"], "two members"),
         (["--strategy", "single"], "'single'"),
         (["--metric", "number_"], "'number'"),
+        (["--most-wrong", 3], "--most-wrong has no effect without --decide"),
+        (["--decide"], "--trials has no effect with --decide"),
     ],
 )
 def test_what_cannot_be_searched_is_one_error_before_anything_is_loaded(
