@@ -162,12 +162,11 @@ def measure(task: str, chosen: Mapping[int, Case], path: Path) -> dict[int, list
 
     Return the lines of each case by its number. Their own numbers begin with 100 times this.
     """
-    results, identity = Results(path), {"lengths": [LONGEST, SHORTEST]}
+    results = Results(path)
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    with results.lock():
-        for line in (lines := results.done(identity, range(10**9))):
+    with results.resumed({"lengths": [LONGEST, SHORTEST]}) as lines:
+        for line in lines:
             found[line["line"] // 100].append(line)
-        results.begin(identity, afresh=not lines)
         if missing := [number for number in chosen if number not in found]:
             with _engine(task) as engine:
                 for number in track(missing, task):

@@ -196,12 +196,10 @@ def _job(
     if output.exists() and not flags.overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
     with ExitStack() as stack:
-        stack.enter_context(results.lock())
-        known = [] if flags.overwrite else results.done(identity, range(10**12))
+        known = stack.enter_context(results.resumed(identity, afresh=flags.overwrite))
         engine = stack.enter_context(setup.load(config))
         cancel = stack.enter_context(cancel_on_interrupt())
         progress = stack.enter_context(progress_bar())
-        results.begin(identity, afresh=not known)
         yield engine, known, results, cancel, progress
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +73,10 @@ def _read_line(number: int, raw: bytes) -> Line:
 
 
 class Results:
-    """An output file, with a second file that describes its run, and a third one to lock it.
+    """A file of JSON lines: the settings of a run, and then its results. A second file locks it.
 
-    Only complete lines count, so text after the last newline is dropped. If a failed question is
-    answered again, its later result replaces the earlier one. If the file belongs to another run,
-    the error ends with `remedy`.
+    Only complete lines count, so text after the last newline is dropped. If the file belongs to
+    another run, the error ends with `remedy`.
     """
 
     def __init__(
@@ -87,68 +86,60 @@ class Results:
             raise InvalidInputError(f"{path} is not a regular file. Choose another output.")
         self.path = path
         self._remedy = remedy
-        self._identity = self._beside("run.json")
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes from writing to this file during the ``with`` block.
+    def resumed(
+        self, settings: dict[str, Any], *, afresh: bool = False
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the results so far, and keep other processes away during the ``with`` block.
+
+        Args:
+            settings: the settings on which the results depend, as JSON data.
+            afresh: whether to drop all results.
 
         Raises:
-            InvalidInputError: another process holds the lock.
+            InvalidInputError: another process writes to the file, or it has other settings.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path.with_name(f"{self.path.name}.lock"), blocking=False)
         try:
-            with FileLock(self._beside("lock"), blocking=False):
-                yield
+            held = lock.acquire()
         except Timeout:
             raise InvalidInputError(
                 f"{self.path} is in use: another process is writing to it. Wait until it ends, or "
                 "choose another output."
             ) from None
+        with held:
+            content = self.path.read_bytes() if self.path.exists() and not afresh else b""
+            lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
+            if len(lines) == 1:  # settings without a result
+                lines = []
+            known = self._read(lines, settings) if lines else []
+            with self.path.open("ab") as file:
+                file.truncate(sum(map(len, lines)))
+            if not lines:
+                self.append(settings)
+            yield known
 
-    def done(self, identity: dict[str, Any], numbers: Container[int]) -> list[dict[str, Any]]:
-        """Return the results that the file already has, in the order of their lines.
-
-        Raises:
-            InvalidInputError: the results belong to another run, with another identity or other
-                line numbers.
-        """
-        if not self.path.exists() or not self.path.stat().st_size:
-            return []
-        lines = self._lines()
+    def _read(self, lines: list[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the results in the lines of a file. Refuse them if the settings differ."""
         try:
-            theirs = json.loads(self._identity.read_text(encoding="utf-8"))
-            last = {record["line"]: record for record in map(json.loads, lines)}
-            if not all(number in numbers for number in last):
-                raise ValueError("it has other lines")
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            theirs, *results = map(json.loads, lines)
+            names = {**settings, **theirs}
+        except (ValueError, TypeError) as error:
             raise InvalidInputError(
                 f"{self.path} was not written by this command ({error}). {self._remedy}"
             ) from error
-        for key in {**identity, **theirs}:
-            left, right = theirs.get(key), identity.get(key)
+        for name in names:
+            left, right = theirs.get(name), settings.get(name)
             if json.dumps(left) != json.dumps(right):
                 raise InvalidInputError(
-                    f"{self.path} belongs to another run: {key} {short_repr(left)}, not "
+                    f"{self.path} belongs to another run: {name} {short_repr(left)}, not "
                     f"{short_repr(right)}. {self._remedy}"
                 )
-        return [last[number] for number in sorted(last)]
-
-    def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
-        """Drop an incomplete last line or, if `afresh`, all lines, so that `append` can go on."""
-        with self.path.open("ab") as file:
-            file.truncate(0 if afresh else sum(map(len, self._lines())))
-        if afresh:
-            self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        return results
 
     def append(self, record: dict[str, Any]) -> None:
         """Append a result to the file."""
         with self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-
-    def _beside(self, ending: str) -> Path:
-        return self.path.with_name(f"{self.path.name}.{ending}")
-
-    def _lines(self) -> list[bytes]:
-        content = self.path.read_bytes() if self.path.exists() else b""
-        return [line + b"\n" for line in content.split(b"\n")[:-1]]

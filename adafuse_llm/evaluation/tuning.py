@@ -393,7 +393,6 @@ class _Answers:
     def __post_init__(self, known: Iterable[Mapping[str, Any]]) -> None:
         self._single = self.engine.with_strategy("single")
         self._done = {line["key"]: Answer(**line["answer"]) for line in known}
-        self._logged = len(self._done)
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
         answers = self.of(questions, options)
@@ -413,9 +412,8 @@ class _Answers:
             key = keys[answer.line]
             self._done[key] = answer
             if self.log is not None:
-                self._logged += 1
                 data = answer.model_dump(mode="json", exclude_none=True)
-                self.log({"line": self._logged, "key": key, "answer": data})
+                self.log({"key": key, "answer": data})
         return [self._done[key] for key in keys.values()]
 
     def calibrated(

@@ -190,7 +190,6 @@ class Runner:
         """
         options = self._options(row, work.task.options)
         questions = work.questions[:size]
-        numbers = {question.number for question in work.questions}
         path = self._folder / work.task.name / f"{row.key}{'_timed' if timed else ''}.jsonl"
         results = Results(path, "Pass another --output, or delete that file.")
         identity = {
@@ -202,20 +201,13 @@ class Runner:
             **AdaFuseConfig(**options).model_dump(mode="json"),
         }
 
-        def known() -> dict[int, Record]:
-            records = (Record(**each) for each in results.done(identity, numbers))
-            return {each.line: each for each in records}
-
-        done = known()
-        if any(question.number not in done for question in questions):
-            with results.lock():
-                done = known()  # another process may have written some before
-                results.begin(identity, afresh=not done)
-                todo = [each for each in questions if each.number not in done]
-                for record in self._decode(row, work.task, options, todo, timed):
-                    results.append(record.model_dump(mode="json", exclude_none=True))
-                    done[record.line] = record
-                    self._on_record(record)
+        with results.resumed(identity) as known:
+            done = {each["line"]: Record(**each) for each in known}
+            todo = [each for each in questions if each.number not in done]
+            for record in self._decode(row, work.task, options, todo, timed):
+                results.append(record.model_dump(mode="json", exclude_none=True))
+                done[record.line] = record
+                self._on_record(record)
         if any(question.number not in done for question in questions):
             raise Interrupted
         return [done[question.number] for question in questions]

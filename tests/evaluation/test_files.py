@@ -31,27 +31,33 @@ def test_a_test_set_in_utf_16_is_refused_as_a_whole():
         read_lines(GOOD.decode().encode("utf-16"))
 
 
-def test_only_complete_lines_are_resumed_and_later_ones_replace_earlier_ones(tmp_path):
+def test_only_complete_lines_are_resumed(tmp_path):
     results = Results(tmp_path / "out.jsonl")
-    results.begin({"seed": 1}, afresh=True)
-    for number, text in ((2, "lost"), (1, "é"), (2, "found"), (3, "cut off")):
-        results.append({"line": number, "text": text})
+    for again in (False, True):  # settings without a result are replaced
+        with results.resumed({"seed": again}):
+            pass
+    with results.resumed({"seed": 1}) as known:
+        assert known == []
+        for text in ("é", "cut off"):
+            results.append({"text": text})
     results.path.write_bytes(results.path.read_bytes()[:-1])
-    known = [{"line": 1, "text": "é"}, {"line": 2, "text": "found"}]
-    assert results.done({"seed": 1}, range(4)) == known
-    results.begin({"seed": 1}, afresh=False)
-    results.append({"line": 3})
-    assert results.done({"seed": 1}, range(4)) == [*known, {"line": 3}]
+    with results.resumed({"seed": 1}) as known:
+        assert known == [{"text": "é"}]
+        results.append({"text": "b"})
+    with results.resumed({"seed": 1}) as known:
+        assert known == [{"text": "é"}, {"text": "b"}]
+    with results.resumed({"seed": 2}, afresh=True) as known:
+        assert known == []
 
 
 def test_the_results_of_another_run_are_refused_and_stay(tmp_path):
     results = Results(tmp_path / "out.jsonl")
-    results.begin({"seed": 1}, afresh=True)
-    results.append({"line": 1})
-    with pytest.raises(InvalidInputError, match=r"another run: seed 1, not 2\. Pass --overwrite"):
-        results.done({"seed": 2}, range(4))
-    for content in (b"not results\n", b"[]\n", b'{"line": 99}\n'):
+    for content, message in (
+        (b'{"seed": 1}\n{}\n', r"another run: seed 1, not 2\. Pass --overwrite"),
+        (b"not results\n{}\n", "not written by this command"),
+        (b"[]\n[]\n", "not written by this command"),
+    ):
         results.path.write_bytes(content)
-        with pytest.raises(InvalidInputError, match="not written by this command"):
-            results.done({"seed": 1}, range(4))
+        with pytest.raises(InvalidInputError, match=message), results.resumed({"seed": 2}):
+            pass
         assert results.path.read_bytes() == content

@@ -167,7 +167,6 @@ def test_a_cancelled_search_ends_at_once_and_its_log_is_used_again():
     assert len(lines) >= 9
     again: list[Any] = []
     search(complementary(), known=lines, log=again.append)
-    assert [line["line"] for line in [*lines, *again]] == [*range(1, len(lines + again) + 1)]
     assert len({line["key"] for line in [*lines, *again]}) == len(lines + again)
 
 
