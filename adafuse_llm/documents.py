@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,22 +46,19 @@ class Passage:
 
 
 def read_documents(
-    paths: Iterable[str | os.PathLike[str]],
-    *,
-    max_chars: int = 900,
-    on_skip: Callable[[str], object] = logger.warning,
+    paths: Iterable[str | os.PathLike[str]], *, max_chars: int = 900
 ) -> list[Passage]:
     """Read text and Markdown files, and folders of such files, as passages.
 
     A file with at most ``max_chars`` characters becomes one passage. LangChain's
     ``RecursiveCharacterTextSplitter`` splits a longer file before headings, or else between
     paragraphs, lines or words. Passages have the order of the paths, and files in a folder are
-    sorted by name. Hidden files and files with other suffixes are skipped.
+    sorted by name. Hidden files and files with other suffixes are skipped, and so are unreadable
+    files in a folder, with a warning.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
-        on_skip: function that receives a message about every unreadable file in a folder.
 
     Raises:
         InvalidInputError: there is no path, a path does not exist, a file has another suffix or is
@@ -77,7 +74,7 @@ def read_documents(
             except InvalidInputError as error:
                 if file == root:
                     raise
-                on_skip(f"skipped: {error}")
+                logger.warning("skipped: %s", error)
                 continue
             source = file.name if file == root else file.relative_to(root).as_posix()
             passages += [Passage(source, piece) for piece in _pieces(text.strip(), max_chars)]

@@ -37,7 +37,7 @@ def ask(setup: Setup, flags: Namespace) -> int:
     An offline search (BM25) finds the best passages, and the members answer from them together.
     """
     question: str = flags.question
-    retriever = Retriever(read_documents(flags.docs or [handbook_path()], on_skip=tell))
+    retriever = Retriever(read_documents(flags.docs or [handbook_path()]))
     sources = retriever.search(question, k=flags.passages)
     if setup.is_embedded:
         tell(EMBEDDED)

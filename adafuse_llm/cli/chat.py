@@ -42,7 +42,7 @@ def chat(setup: Setup, flags: Namespace) -> int:
     """
     retriever = None
     if flags.docs:
-        retriever = Retriever(read_documents(flags.docs, on_skip=tell))
+        retriever = Retriever(read_documents(flags.docs))
     if setup.is_embedded:
         tell(EMBEDDED)
     with setup.load() as engine:

@@ -34,7 +34,6 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     RequestCancelledError,
-    short_repr,
 )
 from adafuse_llm.evaluation.comparison import Comparison, Score, compare, share
 from adafuse_llm.evaluation.confidence import Reliability, calibrate
@@ -92,8 +91,8 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
         InvalidInputError: a line cannot be used.
     """
     questions: dict[str, Question] = {}
-    repeated = []
-    for line in read_lines(content):
+    lines = read_lines(content)
+    for line in lines:
         label = [line.label] if isinstance(line.label, str) else line.label
         texts = label if isinstance(label, list) else []
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
@@ -102,19 +101,13 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
                 "texts, which are not empty"
             )
         text = line.question
-        if text.strip() in questions:
-            repeated.append(line.number)
-        else:
-            prompt = form.replace("{question}", text)
-            messages = [{"role": "user", "content": prompt}]
-            request: dict[str, Any] = {"messages": messages} if chat else {"prompt": prompt}
-            questions[text.strip()] = Question(line.number, text, request, tuple(texts))
-    if repeated:
-        logger.warning(
-            "%s left out, because the question is in an earlier line: %s",
-            count(len(repeated), "line"),
-            short_repr(repeated).strip("[]"),
-        )
+        prompt = form.replace("{question}", text)
+        messages = [{"role": "user", "content": prompt}]
+        request: dict[str, Any] = {"messages": messages} if chat else {"prompt": prompt}
+        question = Question(line.number, text, request, tuple(texts))
+        questions.setdefault(text.strip(), question)
+    if repeated := len(lines) - len(questions):
+        logger.warning("%s with the question of an earlier line left out", count(repeated, "line"))
     return list(questions.values())
 
 
