@@ -17,11 +17,9 @@ from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.encoding import mixed_templates
-from adafuse_llm.errors import short_repr
 from adafuse_llm.loading.members import MESSAGES
 from adafuse_llm.report.styles import printable
 from adafuse_llm.text.codec import change_of
-from adafuse_llm.tree.adjustment import changes_of
 
 PROBES: Final = {
     "emoji": " 🙂",
@@ -124,22 +122,16 @@ def _described(path: str, backend: Backend) -> dict[str, Any]:
 def _huggingface(backend: Any) -> dict[str, Any]:
     model, tokenizer = backend.model, backend.tokenizer
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    followed = changes_of(backend.own_adjustment)
     return {
         "format": "transformers",
         "architecture": type(model).__name__,
         "tokenizer": type(tokenizer if fast is None else fast.model).__name__,
         "vocabulary": len(tokenizer),
-        "rows": backend.vocabulary_size,
         "end_tokens": [tokenizer.convert_ids_to_tokens(i) for i in sorted(backend.end_ids)],
         "cache": backend.form,
         "parameters": backend.parameters,
         "memory_bytes": model.get_memory_footprint(),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "followed_settings": [f"{key}={short_repr(value)}" for key, value in followed.items()],
-        "ignored_settings": [
-            f"{key}={short_repr(value)}" for key, value in backend.ignored_settings.items()
-        ],
     }
 
 
