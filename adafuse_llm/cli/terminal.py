@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -19,9 +18,6 @@ from rich.text import Text
 from adafuse_llm import Generation, StreamEvent
 from adafuse_llm.report.styles import printable, reasoning_length
 from adafuse_llm.report.terminal import Display
-
-CONTROLS = re.compile(r"[\x7f-\x9f]")
-"""Control characters that JSON need not escape, but that could control a terminal."""
 
 
 def stdout_console() -> Console:
@@ -103,10 +99,8 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
 
 
 def print_json(value: object) -> None:
-    """Print a value as one line of JSON without control characters; in ASCII if stdout needs it."""
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    text = json.dumps(value, ensure_ascii=not unicode)
-    sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+    """Print a value as one line of JSON in ASCII, so that no character can control a terminal."""
+    sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 

@@ -159,16 +159,13 @@ def test_the_engine_is_closed_and_the_collector_goes_on_whatever_happens(adafuse
     assert [call["engine"].closed for call in fakes] == [True, True]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_json_has_no_control_characters(monkeypatch, encoding):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+def test_json_has_no_control_characters(monkeypatch):
+    stream = io.StringIO()
     monkeypatch.setattr("sys.stdout", stream)
     text = "a\x00\x1b[2J\x7f\x80\x9b2J\x9fé好🙂"
     print_json({"text": text})
-    written = stream.buffer.getvalue().decode(encoding)
-    assert written == printable(written)
-    assert json.loads(written) == {"text": text}
-    assert ("é好🙂" in written) == (encoding == "utf-8")
+    assert stream.getvalue() == printable(stream.getvalue())
+    assert json.loads(stream.getvalue()) == {"text": text}
 
 
 def test_help_and_version(adafuse):
