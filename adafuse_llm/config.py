@@ -409,12 +409,9 @@ class AdaFuseConfig(Options):
     def check_n(self) -> None:
         """Raise an InvalidOptionError if `n` responses would be the same."""
         if self.n > 1 and (not self.temperature or self.choices is not None):
-            reason, advice = "nothing is drawn", "Set a temperature above 0, or leave n out."
-            if self.choices is not None:
-                reason, advice = "choices are not drawn", "Leave n or choices out."
             raise InvalidOptionError(
-                f"option 'n': all responses would be the same, because {reason}; got {self.n}. "
-                f"{advice}"
+                "option 'n': all responses would be the same without a temperature above 0, and "
+                f"with choices, which are never drawn; got {self.n}"
             )
 
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:

@@ -42,9 +42,8 @@ def ask(setup: Setup, flags: Namespace) -> int:
     if setup.is_embedded:
         tell(EMBEDDED)
     messages = question_messages(question, sources)
-    started = time.perf_counter()
     with setup.load() as engine, cancel_on_interrupt() as cancel:
-        loaded = time.perf_counter()
+        started = time.perf_counter()
         try:
             events = engine.stream(messages=messages, cancel=cancel)
         except ContextWindowError as error:
@@ -59,7 +58,7 @@ def ask(setup: Setup, flags: Namespace) -> int:
                 console.print(display.legend(), "", sep="\n")
             generation = show_stream(display, events)
             console.print()
-        seconds = time.perf_counter() - loaded
+        seconds = time.perf_counter() - started
     if flags.json:
         answer = {
             "question": question,
@@ -69,7 +68,6 @@ def ask(setup: Setup, flags: Namespace) -> int:
             "members": list(display.members),
             **generation.model_dump(mode="json", exclude={"text"}),
             "seconds": round(seconds, 3),
-            "loading_seconds": round(loaded - started, 3),
         }
         print_json(answer)
     else:

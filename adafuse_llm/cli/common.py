@@ -316,22 +316,20 @@ class Command:
     def _typed(self, flags: argparse.Namespace) -> dict[str, Any]:
         names = [*LOADING, *(name for kind in self.kinds for name in kind.model_fields)]
         allowed = [name for name in names if name not in self.unused]
-        typed: dict[str, Any] = {}
+        given = {
+            name: value
+            for name, value in vars(flags).items()
+            if name in ("models", *allowed) and value not in (None, [], False)
+        }
+        if "stop" in given:
+            given["stop"] = tuple(unescaped(text) for text in given["stop"] if text)
+        if "json_schema" in given:
+            given["json_schema"] = read_schema(given["json_schema"])
         for name, value in (parse_option(text, allowed) for text in flags.options):
-            if name in typed:
-                raise InvalidOptionError(f"option {name!r} is given twice with -o")
-            typed[name] = value
-        for name, value in vars(flags).items():
-            if name not in ("models", *allowed) or value in (None, [], False):
-                continue
-            if name in typed:
-                raise InvalidOptionError(f"option {name!r} is given twice, as a flag and with -o")
-            typed[name] = value
-            if name == "stop":
-                typed[name] = tuple(unescaped(text) for text in value if text)
-            elif name == "json_schema":
-                typed[name] = read_schema(value)
-        return typed
+            if name in given:
+                raise InvalidOptionError(f"option {name!r} is given twice")
+            given[name] = value
+        return given
 
 
 def _only(kind: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,14 +49,9 @@ def test_without_a_seed_every_response_has_a_seed_of_its_own() -> None:
         assert made.generate("Say", seed=4, max_new_tokens=1).seed is None
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({}, "nothing is drawn"), ({"temperature": 1, "choices": ["a", "b"]}, "choices are not")],
-)
-def test_several_responses_that_would_be_the_same_are_refused(
-    options: dict[str, Any], reason: str
-) -> None:
-    with engine() as made, pytest.raises(InvalidOptionError, match=f"'n'.*{reason}"):
+@pytest.mark.parametrize("options", [{}, {"temperature": 1, "choices": ["a", "b"]}])
+def test_several_responses_that_would_be_the_same_are_refused(options: dict[str, Any]) -> None:
+    with engine() as made, pytest.raises(InvalidOptionError, match=r"'n'.*would be the same"):
         made.generate("Say", n=2, **options)
 
 
