@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from adafuse_llm.errors import InvalidInputError, short_repr
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a test set.
-
-    Attributes:
-        number: the line's number, from 1.
-        question: the question.
-        label: the accepted answer or answers, as in the file.
-        item: all that the line has, by name.
-    """
+class Line(NamedTuple):
+    """A line of a test set: its number from 1, question and label, and the whole object."""
 
     number: int
     question: str
@@ -72,20 +63,17 @@ def _read_line(number: int, raw: bytes) -> Line:
     return Line(number, question, item["answer"], item)
 
 
+REMEDY = "Delete it to start again, or choose another output."
+
+
 class Results:
     """A file of JSON lines: the settings of a run, and then its results. A second file locks it.
 
-    Only complete lines count, so text after the last newline is dropped. If the file belongs to
-    another run, the error ends with `remedy`.
+    Only complete lines count, so text after the last newline is dropped.
     """
 
-    def __init__(
-        self, path: Path, remedy: str = "Pass --overwrite to start again, or another --output."
-    ) -> None:
-        if path.exists() and not path.is_file():  # reading from a pipe would block
-            raise InvalidInputError(f"{path} is not a regular file. Choose another output.")
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._remedy = remedy
 
     @contextmanager
     def resumed(
@@ -128,14 +116,14 @@ class Results:
             names = {**settings, **theirs}
         except (ValueError, TypeError) as error:
             raise InvalidInputError(
-                f"{self.path} was not written by this command ({error}). {self._remedy}"
+                f"{self.path} was not written by this command ({error}). {REMEDY}"
             ) from error
         for name in names:
             left, right = theirs.get(name), settings.get(name)
             if json.dumps(left) != json.dumps(right):
                 raise InvalidInputError(
                     f"{self.path} belongs to another run: {name} {short_repr(left)}, not "
-                    f"{short_repr(right)}. {self._remedy}"
+                    f"{short_repr(right)}. {REMEDY}"
                 )
         return results
 

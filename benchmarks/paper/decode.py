@@ -190,8 +190,8 @@ class Runner:
         """
         options = self._options(row, work.task.options)
         questions = work.questions[:size]
-        path = self._folder / work.task.name / f"{row.key}{'_timed' if timed else ''}.jsonl"
-        results = Results(path, "Pass another --output, or delete that file.")
+        name = f"{row.key}{'_timed' if timed else ''}.jsonl"
+        results = Results(self._folder / work.task.name / name)
         identity = {
             **self._identity,
             "task": work.task.name,

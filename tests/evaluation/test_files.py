@@ -53,7 +53,7 @@ def test_only_complete_lines_are_resumed(tmp_path):
 def test_the_results_of_another_run_are_refused_and_stay(tmp_path):
     results = Results(tmp_path / "out.jsonl")
     for content, message in (
-        (b'{"seed": 1}\n{}\n', r"another run: seed 1, not 2\. Pass --overwrite"),
+        (b'{"seed": 1}\n{}\n', r"another run: seed 1, not 2\. Delete it"),
         (b"not results\n{}\n", "not written by this command"),
         (b"[]\n[]\n", "not written by this command"),
     ):
