@@ -4,9 +4,9 @@
     make real
     python -m benchmarks.confidence --real --data BENCHMARKS        # SmolLM2 + Qwen, GGUF files
 
-The larger member alone and the ensemble answer the first questions of each task, on which the
-regression is fitted, and others, on which everything is measured. BENCHMARKS is a folder with the
-paper's test sets. Every answer is in a file, so the same command goes on after an interruption.
+The larger member alone and the ensemble answer the questions of each task. The regression is fitted
+on the first ones, and measured on others. BENCHMARKS is a folder with the paper's test sets. Every
+answer is saved at once, so after an interruption, the same command goes on.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SAMPLES = 2000
 
 @dataclass(frozen=True)
 class Measured:
-    """A task: the metric, how many first questions to fit on, and those to measure on.
+    """A task: its metric, how many questions to fit on, and the first and last to measure on.
 
-    `stop` ends the answer where the metric stops to read it.
+    `stop` ends an answer where the metric stops reading it.
     """
 
     name: str
@@ -61,7 +61,7 @@ SIGNALS = {
     "the pair's signals": ("logprob", "smaller", "agreement", "length"),
     "both": ("logprob", "smaller", "larger", "agreement", "length"),
 }
-"""Features of the ensemble's answers, by the name of a line."""
+"""The features that a regression reads, by the name of its line in the table."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _engine(real: bool, strategy: str) -> tuple[AdaFuseEngine, str]:
-    """Load two members. Return also the name of the larger, or of the better one."""
+    """Load two members. Return the engine, and the name of the larger or better member."""
     runtime = RuntimeConfig(max_requests=8)
     if not real:
         engine = AdaFuseEngine.from_embedded(strategy=strategy, runtime=runtime)
@@ -137,7 +137,7 @@ def _measure(
 def _split(
     records: Sequence[Record], size: int, work: Work
 ) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the features, what is right, and which records are not fitted on."""
+    """Return the features of answers, which answers are right, and which ones to measure on."""
     answered = [n for n, each in enumerate(records) if each.features is not None]
     right = [records[n].statistics(work.metrics[0])[0] > 0 for n in answered]
     return (
@@ -150,7 +150,7 @@ def _split(
 def _line(
     name: str, records: Sequence[Record], columns: Sequence[int], size: int, work: Work
 ) -> tuple[str, Array]:
-    """Return a line of the table, and the confidences on the questions that are measured."""
+    """Return a line of the table, and the confidences of the answers to measure on."""
     table, right, test = _split(records, size, work)
     table = table[:, columns]
     sure = predicted(table[test], fit(table[~test], right[~test]))

@@ -1,12 +1,12 @@
-"""What typed questions are worth with real members: one order, all orders, an ensemble, a fit.
+"""Measure answers to typed questions: with one order of the options, all orders, and a fit.
 
     python -m benchmarks.real.members --files smollm gemma qwen qwen-1.5b
     python -m benchmarks.decisions --data BENCHMARKS          # the table of docs/does-it-pay.md
 
 BENCHMARKS is a folder with the paper's test sets. Members read each question in all orders of its
-options, and a file has the log-probabilities of the labels: one line for each question, order and
-member, so the same command goes on after an interruption. All else is computed from this file. The
-fit is cross-validated, and an article of SQuAD is in one fold only.
+options. A file receives the log-probabilities of the labels, one line for each question, order and
+member. All results are computed from it, and after an interruption, the same command goes on. The
+fit is cross-validated, with all questions about an article of SQuAD in one fold.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Article = dict[str, list[tuple[str, list[str]]]]  # by passage, questions with a
 
 @dataclass(frozen=True)
 class Case:
-    """Questions about one state with their right options. Folds do not share groups."""
+    """Questions about one state with their right options. All cases of a group are in one fold."""
 
     task: str
     group: int
@@ -93,7 +93,7 @@ def cases(data: Path, rounds: int) -> list[Case]:
 
 
 def _passage(article: Article, rng: random.Random) -> Iterator[tuple[str, Asked]]:
-    """Yield a passage with two of its questions, and two of other passages of the article."""
+    """Yield passages, each with two questions about it and two about other passages."""
     for passage in rng.sample([*article], len(article)):
         text = _cut(passage, LONGEST)
         own = [question for question, answers in article[passage] if _holds(text, answers)]
@@ -110,7 +110,7 @@ def _passage(article: Article, rng: random.Random) -> Iterator[tuple[str, Asked]
 
 
 def _which(article: Article, rng: random.Random) -> Iterator[tuple[str, Asked]]:
-    """Yield three passages of an article, and a question that only one answers, of each."""
+    """Yield three passages of an article, and for each a question that only this one answers."""
     names = ["passage 1", "passage 2", "passage 3"]
     while True:
         passages = rng.sample([*article], 3)
@@ -139,7 +139,7 @@ def _language(path: Path) -> Iterator[tuple[str, Asked]]:
 
 
 def _fact(rng: random.Random) -> Iterator[tuple[str, Asked]]:
-    """Yield questions of the embedded members. The other options have the same form in the text."""
+    """Yield questions of the embedded members. Wrong options are similar words of the passages."""
     for each in heldout_questions():
         form = re.sub(r"\d+", r"\\d+", re.sub(r"[A-Z][a-z]+", "[A-Z][a-z]+", each.answer))
         text = "\n\n".join(passage.text for passage in each.passages)
@@ -158,9 +158,9 @@ def _holds(text: str, answers: Sequence[str]) -> bool:
 
 
 def measure(task: str, chosen: Mapping[int, Case], path: Path) -> dict[int, list[dict[str, Any]]]:
-    """Let the members read all cases of a task that the file does not have yet.
+    """Let the members read the cases of a task that are not in the file yet.
 
-    Return the lines of each case by its number. Their own numbers begin with 100 times this.
+    Return the lines of the file by the number of their case. Case 3 has the lines from 300 on.
     """
     results = Results(path)
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -200,7 +200,7 @@ def _read(engine: AdaFuseEngine, case: Case, first: int) -> list[dict[str, Any]]
 
 
 def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]]) -> str:
-    """Return the lines of a task: each member, and what they say together."""
+    """Return the rows of a task: each member alone, all members together, and the fit."""
     members = TASKS[task]
     questions: list[Labeled] = []
     reads: list[Array] = []  # of each question, [orders, members, options]

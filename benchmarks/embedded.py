@@ -31,11 +31,11 @@ ENSEMBLE: Final = "ensemble"
 SYSTEMS: Final = (*(path.name for path in member_paths()), ENSEMBLE)
 
 Job = tuple[str, str, str, Any]
-"""A table, a row of it, a system, and a question or a case."""
+"""A table, one of its rows, the system that answers, and a question or a case."""
 
 
 def heldout_cases(number: int) -> list[AgentCase]:
-    """Draw cases of the held-out split, divided equally among the needs."""
+    """Draw held-out cases of agents, equally many for each set of tools that they need."""
     cases = []
     for index, need in enumerate(NEEDS):
         names = Names(random.Random(f"agents 1 {need}"), "heldout")
@@ -45,7 +45,7 @@ def heldout_cases(number: int) -> list[AgentCase]:
 
 
 def jobs(questions: int, cases: int) -> Iterator[Job]:
-    """Yield everything that is asked."""
+    """Yield every question and every case for each system."""
     for system in SYSTEMS:
         for question in heldout_questions(questions) if questions else ():
             yield "skills", question.skill, system, question

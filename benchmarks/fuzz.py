@@ -1,4 +1,4 @@
-"""Check many random decodes, and print how to repeat those that violate what must hold.
+"""Check many random decodes, and print how to repeat the faulty ones.
 
 ``python -m benchmarks.fuzz --cases 100000`` takes half an hour on one core. ``tests.support.fuzz``
 lists the kinds of cases.

@@ -1,4 +1,4 @@
-"""Send hostile schemas, expressions and grammars to a server, and measure what others notice.
+"""Send hostile schemas, expressions and grammars to a server that an honest client uses, too.
 
     python -m benchmarks.fuzz_grammars --cases 10000
 
@@ -10,7 +10,7 @@ memory of the server and its children. The members keep nothing of prompts, so t
 shows only what grammars leave behind. The benchmark exits with 1 if the server has died, if a
 request had an unexpected outcome, or if an honest request failed.
 
-``--first 5000 --cases 5000`` has the second half of 10,000 cases.
+``--first 5000 --cases 5000`` runs the second half of 10,000 cases.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PATIENCE = 60.0
 """Seconds after which a client that does not leave early gives up."""
 
 EXPECTED = ("200", "400", "429", "504", "left")
-"""Outcomes of hostile requests that are no fault."""
+"""Outcomes that a hostile request may have."""
 
 SCHEMA = {
     "type": "object",
@@ -56,7 +56,7 @@ SCHEMA = {
 QUESTION = "Who founded the Silesse Mill?"
 
 Latencies = tuple[list[float], list[float]]
-"""Seconds until the answers to requests without a schema, and to those with one."""
+"""Seconds from request to answer: of requests without a schema, and of those with one."""
 
 
 @dataclass
@@ -246,7 +246,7 @@ EXPRESSIONS: dict[str, Callable[[int], str]] = {
     "repetitions": lambda size: "a" + "{1,2}" * size,
     "classes": lambda size: "[" * size + "a" + "]" * size,
 }
-"""Regular expressions of a depth, by name."""
+"""Functions that return a regular expression of some depth, by name."""
 
 SIZES = (3, 20, 90, 150, 400, 900, 1_500, 4_000, 12_000)
 """Sizes of chains and of other structures: some below the limits, some above."""
@@ -327,7 +327,7 @@ def _schema(dice: random.Random) -> Options:
 
 
 def _wide(dice: random.Random) -> Options:
-    """Many alternatives, or combinations whose number of cases is a product."""
+    """Many alternatives, or several lists of them that multiply."""
     names = [f"x{number}" for number in range(dice.choice((300, 3_000, 30_000)))]
     parts = [
         {"anyOf": [{"type": "string", "minLength": 3 * one + other} for other in range(8)]}
@@ -356,7 +356,7 @@ def _ambiguous(dice: random.Random) -> Options:
 
 
 def _broken(dice: random.Random) -> Options:
-    """A grammar in which some characters are others."""
+    """A grammar in which some characters are replaced."""
     ((option, source),) = request_of(dice.randrange(1 << 30), 0).items()
     characters = [*(source if isinstance(source, str) else json.dumps(source))[:20_000]]
     for _ in range(dice.choice((1, 3, 30))):

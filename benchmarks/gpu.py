@@ -4,8 +4,8 @@
     python -m benchmarks.gpu --tiny           # the same with toy members, on any device
 
 The members have the shapes of Llama-3.1-8B and Mistral-7B v0.3 and random weights in bfloat16. Two
-different models hardly ever agree, and two members with the same model always do. Trained members
-are between the two. The benchmark compares the engine's time with that of the members' own
+members with different weights hardly ever agree, and two with the same weights always do. Trained
+members are in between. The benchmark compares the engine's time with that of the members' own
 ``generate()``, and with the time that the device needs to read the weights once for each token.
 """
 

@@ -1,4 +1,4 @@
-"""Grammars that crash, block or fill a compiler, by size."""
+"""Grammars of any size that could crash a compiler, block it, or fill its memory."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Schema = dict[str, Any]
 
 
 def chain(step: Callable[[Schema], Schema], length: int) -> Schema:
-    """Return a schema of definitions, each of which `step` makes for a reference to the next."""
+    """Return a schema of definitions. `step` makes each of them from a reference to the next."""
     names = [f"d{number}" for number in range(length + 1)]
     links = [{"$ref": f"#/$defs/{name}"} for name in names]
     definitions = {name: step(link) for name, link in zip(names, links[1:], strict=False)}
@@ -22,7 +22,7 @@ SCHEMAS: dict[str, Callable[[Schema], Schema]] = {
     "anyOf": lambda link: {"anyOf": [link, {"type": "null"}]},
     "allOf": lambda link: {"allOf": [link, {"minLength": 1}]},
 }
-"""Steps of chains, by name."""
+"""Functions that make a schema from a reference, for `chain`, by name."""
 
 RULES: dict[str, str] = {
     "rules": 'a{0}: "x" a{1}\n',
@@ -34,7 +34,7 @@ RULES: dict[str, str] = {
 """Rules of a Lark grammar that refer to the next rule, by name."""
 
 SWELLING = (".*a.{20}b", "(.*a.{12}b.*c.{9}d)+", "(.*a.{8}b){3}", r"(\w*\d\w{14}\D)+")
-"""Short regular expressions whose states are many."""
+"""Short regular expressions with many states."""
 
 
 def lark_chain(rule: str, length: int) -> str:
@@ -45,5 +45,5 @@ def lark_chain(rule: str, length: int) -> str:
 
 
 def lark_json(schema: Schema) -> str:
-    """Return a Lark grammar of a JSON schema as it is."""
+    """Return a Lark grammar that contains a JSON schema."""
     return f"start: %json {json.dumps(schema)}\n"

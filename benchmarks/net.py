@@ -137,7 +137,7 @@ def teams() -> Iterator[tuple[str, Callable[[], list[Any]], int, tuple[str, ...]
 
 
 def simple(result: Any) -> Any:
-    """Return what must stay the same of a result, as JSON data."""
+    """Return the parts of a result that a change must not change, as JSON data."""
     if isinstance(result, list):
         return [simple(each) for each in result]
     if not isinstance(result, Generation):

@@ -53,7 +53,7 @@ WORKERS = 6
 STOPPED = FAULTY = 0.05
 """Share of the requests that are stopped early, and share of the faulty requests."""
 EVENTS = 40
-"""Number of requests of a worker between two closed engines, on average."""
+"""Average number of requests of a worker until it closes an engine."""
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24}
 
 
@@ -94,7 +94,7 @@ class Tally:
             self.outcomes[outcome] += 1
 
     def compare(self, item: Item, generation: Generation) -> None:
-        """Compare a response with the text that the request has alone."""
+        """Compare a response with the text that the same request had alone."""
         whole = generation.finish_reason != "cancelled"
         if generation.text == item.text or (not whole and item.text.startswith(generation.text)):
             self.add("whole" if whole else "cancelled")

@@ -1,5 +1,5 @@
 """Generated parts of the documentation: options from their models, flags from the command line,
-tables from stored results, the model card.
+the model card.
 
     python -m docs.generated
 
@@ -21,8 +21,6 @@ from pydantic import BaseModel
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 REPOSITORY = re.findall('^Repository = "(.+)"$', PYPROJECT.read_text("utf-8"), re.MULTILINE)[0]
 """The address of the repository."""
-
-RESULTS = Path(__file__).parent / "results"
 
 PLACE = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 """A generated text in a page, between its markers."""
@@ -110,7 +108,7 @@ def _summary(model: type[BaseModel]) -> str:
 
 def _options(model: type[BaseModel], without: Container[str] = ()) -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
-    kinds = get_type_hints(model)  # without bounds of parts
+    kinds = get_type_hints(model)  # without the bounds of inner types
     for name, field in model.model_fields.items():
         if name in without:
             continue

@@ -4,6 +4,6 @@ tasks       the prompts, options and metrics of the tasks
 metrics     compare answers with accepted answers
 statistics  intervals and paired tests
 suites      the systems of each table
-decode      answers, which are written at once and resumed
+decode      answer the questions, save every answer, and resume
 tables      the tables as Markdown and JSON
 """

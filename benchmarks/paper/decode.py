@@ -44,8 +44,8 @@ class Record(BaseModel):
         error: type and message of the error if the request failed; the answer then counts as wrong.
         seconds: wall-clock seconds since the previous record. The sum over all records is the
             duration of the run, also if requests overlap.
-        tokens: tokens of all members, those of the prompt that they had kept included, as if no
-            earlier request had had the same beginning.
+        tokens: tokens of all members. Those of the prompt count also if the members still had them
+            from an earlier request.
         prompt_tokens: tokens of the prompt among them.
         passes: forward passes of all members.
         rounds: number of rounds.

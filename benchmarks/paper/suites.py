@@ -174,8 +174,8 @@ REAL = Suite(
 )
 """Questions with answers of a few words, for ensembles of real members and their peers.
 
-Questions 1 to 300 of a task are for development, and questions 301 to 800 for the final test; of
-the long embedded tasks, which have 300 questions, those are the two halves. The accepted answers of
+Questions 1 to 300 of a task are for development, and questions 301 to 800 for the final test. The
+long embedded tasks have 300 questions, half of them for each. The accepted answers of
 the embedded tasks are written in sentences that only the embedded members know, so the metrics
 compare words instead.
 """
@@ -217,9 +217,9 @@ SUITES: Mapping[str, Suite] = {
         rows=(PLAIN, MIXTURE),
     ),
 }
-"""Suites by name: the paper's tables; Table 1 on questions with long answers; Table 1 of ensembles
-of real members, and of pairs on more questions with the two rules that ``auto`` chooses from; and
-these two rules with members of the same size."""
+"""Suites by name: the paper's tables; Table 1 for questions with long answers, and for ensembles of
+real members; pairs of real members with the two rules that ``auto`` chooses from; and these two
+rules with members of the same size."""
 
 
 def load_suite(name: str) -> Suite:

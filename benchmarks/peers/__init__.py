@@ -1,8 +1,8 @@
 """The strategies of other papers, with which AdaFuse is compared, and its own beam search.
 
 They use only public names of ``adafuse_llm``, as a strategy of yours would. The suites of
-``benchmarks.paper`` name them as `NAMED` does. They serve comparisons on text: their options are
-the length limit, stop sequences and weights, and not sampling or the form of a response.
+``benchmarks.paper`` name them as `NAMED` does. They compare free text:
+they obey the length limit, stop sequences and weights, and refuse sampling and prescribed forms.
 """
 
 from __future__ import annotations

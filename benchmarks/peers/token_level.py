@@ -32,7 +32,7 @@ CHARACTER_TOKENS = 3
 """Number of tokens that may complete a character."""
 
 UNFINISHED = "\ufffd"
-"""How a text ends that ends inside a character."""
+"""What a codec writes in place of an incomplete character at the end of a text."""
 
 Margins = dict[str, tuple[float, ...]]
 """The margins of each member, by its name."""

@@ -33,7 +33,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 """Types of the weights of GGUF members, by suite. The embedded suite has none."""
 
 Answer = Callable[[Chat, int], Counts]
-"""Answers a chat with at most so many tokens."""
+"""A function that answers a chat with at most a number of tokens."""
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def larger(suite: Suite, _: str, kind: str = "") -> Iterator[Line]:
 
 
 def larger_gguf(suite: Suite, name: str) -> Iterator[Line]:
-    """Do the same with GGUF members."""
+    """Compare mixtures of GGUF members with their last member alone."""
     for kind in KINDS.get(name, ()):
         yield from larger(suite, name, kind)
 
@@ -222,8 +222,8 @@ DRAFTS: Final[Mapping[str, tuple[bool, float | None, float]]] = {
     "mixture, cheap passes": (True, 0.02, 0.0),
     "mixture, T = 1": (True, None, 1.0),
 }
-"""Whether members draft, what each further token of a pass costs if it is not the default, and the
-temperature."""
+"""By name: whether members draft, the cost of a further token in a pass (None: the member's own),
+and the temperature."""
 
 
 def _counted(
@@ -234,7 +234,7 @@ def _counted(
     chat: Chat,
     new: int,
 ) -> Counts:
-    """Answer a chat, and keep what it took."""
+    """Answer a chat, and append its usage to `usages`."""
     lead = engine.backends[-1]
     own = lead.token_cost
     lead.token_cost = own if token_cost is None else token_cost
@@ -247,7 +247,7 @@ def _counted(
 
 
 def _per_token(usages: Sequence[Usage]) -> list[float]:
-    """Return the passes of each member per token of the last one, in all answers together."""
+    """Return the passes of each member in all answers, per token of the last member."""
     tokens = sum([*usage.completion_tokens.values()][-1] for usage in usages)
     passes = zip(*(usage.forward_passes.values() for usage in usages), strict=True)
     return [sum(each) / max(1, tokens) for each in passes]
@@ -319,7 +319,7 @@ def slots(suite: Suite, name: str) -> Iterator[Line]:
 
 
 def _marked(chat: Chat, number: int) -> Chat:
-    """Return a chat whose last message differs from those of other numbers."""
+    """Return a chat with a number in its last message, so that it differs from other chats."""
     last = chat[-1]
     return [*chat[:-1], {**last, "content": f"{last['content']} (Answer {number}.)"}]
 
@@ -327,7 +327,7 @@ def _marked(chat: Chat, number: int) -> Chat:
 def prompts(suite: Suite, _: str) -> Iterator[Line]:
     """Compare the time until the first span of long prompts with the members' own prefill.
 
-    The default strategy stands for all, which read prompts in the same way.
+    Only the default strategy runs, because all strategies read prompts in the same way.
     """
     with suite.ensemble(suite.groups[0]) as engine:
         for length in (1, *suite.prompts):

@@ -1,8 +1,8 @@
 """What the engine itself costs beside the passes of its members.
 
-On a GPU, a pass takes about as long whatever it holds. What counts there is the Python between two
-passes, the operations that a pass starts, and how often it waits for the device. A CPU can count
-all three.
+On a GPU, a pass of few tokens takes about as long as one of many. So the rest counts: the Python
+between two passes, the operations that a pass starts, and how often it waits for the device. All
+three can be counted on a CPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WAITS: Final = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int_
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is not typed
-    """Counts the operations that are no views."""
+    """Counts operations, except those that only return a view."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -231,7 +231,7 @@ def _spent(work: Callable[[], object]) -> tuple[float, float]:
 
 
 class Waiting(FakeBackend):
-    """A member on a GPU: a pass takes `PASS_SECONDS`, most of them without the processor."""
+    """An imitation of a member on a GPU: it sleeps until a pass has taken `PASS_SECONDS`."""
 
     def evaluate(self, queries: Any) -> Any:
         """Wait until the pass is over."""
@@ -243,7 +243,7 @@ class Waiting(FakeBackend):
 
 
 def gpu() -> Iterator[Line]:
-    """Compare the engine with what the passes of its members allow on one GPU (a model of it)."""
+    """Compare the engine's time with that of its members' passes, on an imitation of a GPU."""
     words = [f" w{number}" for number in range(100)]
 
     def rule(shift: int) -> Callable[[str], Mapping[str, float]]:

@@ -40,7 +40,7 @@ CHATS: Final = (
     "Write a Python function that counts the vowels of a text.",
     "Why do leaves change their color in autumn?",
 )
-"""Other chats, which no choice in this project was made with."""
+"""Other chats, on which no decision of this project was based."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def large() -> Suite:
 
 
 def gguf_file(name: str, kind: str) -> Path:
-    """Return the downloaded file, which has 4 bits per weight, or one written from it and kept."""
+    """Return the downloaded file (4 bits per weight), or one of another type, written from it."""
     from tests.support.gguf_files import rewrite_gguf
 
     file = real_files(ALL)[name]
