@@ -1,4 +1,4 @@
-"""Turn the results of an ensemble into probabilities that agree with how often it is right."""
+"""Turn scores of an ensemble into probabilities that its answers are right."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Calibration(BaseModel):
     intercept: Coefficient
 
     def check(self, strategy: str, members: Collection[str]) -> None:
-        """Raise an InvalidOptionError if it was fitted for another strategy or other members."""
+        """Raise an InvalidOptionError unless it was fitted for this strategy and these members."""
         if strategy != self.strategy or {*members} != {*self.members}:
             raise InvalidOptionError(
                 f"option 'calibration': it was fitted on answers of {', '.join(self.members)} with "
@@ -55,7 +55,7 @@ class Calibration(BaseModel):
     def confidence(self, generation: Generation) -> float | None:
         """Return the probability that a response is right.
 
-        The result is None if the response is incomplete, or of other members or another strategy.
+        The result is None for an incomplete response, and for other members or another strategy.
         """
         members = generation.usage.completion_tokens
         if generation.strategy != self.strategy or {*members} != {*self.members}:
@@ -109,8 +109,8 @@ class DecisionCalibration(BaseModel):
 def features(generation: Generation, members: Sequence[str]) -> tuple[float, ...] | None:
     """Return the numbers from which a calibration computes a confidence.
 
-    They are the log-probability of the response, those of the members, the share of rounds with one
-    candidate only (forced rounds do not count), and the mean number of tokens. The result is None
+    They are `Generation.logprob`, the `member_logprobs`, the share of rounds with one candidate
+    (forced rounds do not count), and the mean number of tokens over the members. The result is None
     for an incomplete response.
     """
     if generation.logprob is None or generation.finish_reason in ("cancelled", "length"):

@@ -84,12 +84,12 @@ def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: flo
 
 
 def explain(error: ValidationError, names: Sequence[str]) -> str:
-    """Describe the first problem in one line: the option, the allowed values and the actual one."""
+    """Describe the first problem in a line: the option, the allowed values and the given one."""
     problems = error.errors(include_url=False, include_context=False)
     name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
     if problems[0]["type"] == "extra_forbidden":
         return f"unknown option {short_repr(name)}.{advice(name, names)}"
-    # a value may have a problem for each of several types, of which the deepest fits best
+    # if the value fits none of several types, the problem of the deepest part says most
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
     problem = max(same, key=lambda one: len(one["loc"]))
     allowed = problem["msg"].removeprefix("Value error, ")
@@ -274,9 +274,9 @@ class AdaFuseConfig(Options):
     (`generation_config.json`). This option and the following ones, up to `logit_bias`, apply to
     every member in its own tokens, before F is computed. They have no effect on `choices`."""
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    """Number that the logit of every token of the response loses."""
+    """Number to subtract from the logit of every token that the response has."""
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    """Number that the logit of a token loses for each of its occurrences in the response."""
+    """Number to subtract from the logit of a token for each of its occurrences in the response."""
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     """No sequence of this many tokens occurs twice in prompt and response. 0: no limit. Default:
     each member's own."""
@@ -284,9 +284,9 @@ class AdaFuseConfig(Options):
     """Minimum number of tokens of the response, in every member's tokens. Default: each member's
     own."""
     logit_bias: dict[Text, Bias] | None = Field(default=None, max_length=MAX_BIASED)
-    """Dict of texts, such as `' Paris'`, and the number from -100 to 100 that the logit of the
-    text gains. If a text has several tokens, its last one gains the number after the others. Every
-    member encodes the text as in the middle of a text. At most 1,024 texts."""
+    """Dict of texts, such as `' Paris'`, and the number from -100 to 100 to add to the logit of
+    each. If a text has several tokens, this changes its last one where the others precede it. Every
+    member encodes a text as if it continued another. At most 1,024 texts."""
     logprobs: bool = False
     """Whether each round has the log-probability of every committed token, for each member in its
     own tokens."""
@@ -384,7 +384,7 @@ class AdaFuseConfig(Options):
     def most_tokens(self, *, has_form: bool = False) -> int:
         """Return `max_new_tokens` as a number.
 
-        `has_form`: whether the response has a form that no option sets, such as calls of tools.
+        `has_form`: whether the response has a form without an option for it, such as tool calls.
         """
         if self.max_new_tokens is None:
             has_constraint = any(getattr(self, name) is not None for name in CONSTRAINTS)
@@ -452,7 +452,7 @@ class AdaFuseConfig(Options):
 
 
 def _schema_of_class(model: type[BaseModel]) -> dict[str, Any]:
-    # forbid other properties than fields, unless a class allows them
+    # only fields are properties, unless a class allows others
     try:
         schema = model.model_json_schema()
     except PydanticUserError as error:

@@ -37,7 +37,7 @@ class Passage:
     """A piece of a document, with the name of its source.
 
     Attributes:
-        score: how well the passage fits a search (BM25); 0 if it shares no word with the query.
+        score: how well the passage fits a search (BM25). 0 if it has no word of the query.
     """
 
     source: str
@@ -151,7 +151,7 @@ class Retriever:
             raise MissingDependencyError(
                 f"document search needs the package bm25s: {install_command('cli')}"
             ) from error
-        letter = UNSPACED.pattern  # counts as a word
+        letter = UNSPACED.pattern  # one such letter counts as a word
         words: Any = {"token_pattern": rf"{letter}|(?:(?!{letter})\w){{2,}}", "stopwords": "en"}
         self._words = partial(bm25s.tokenize, **words, return_ids=False, show_progress=False)
         self._index = bm25s.BM25()
@@ -159,10 +159,10 @@ class Retriever:
         self._index.index(self._words(texts), show_progress=False)
 
     def search(self, query: str, k: int = 3) -> list[Passage]:
-        """Return at most ``k`` passages that share a word with ``query``, best first.
+        """Return at most ``k`` passages that have a word of ``query``, the best first.
 
-        If no passage shares a word, return the first ``k``, so that the members always have text to
-        answer from.
+        If none has one, return the first ``k``, so that the members always have text to answer
+        from.
         """
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, got {k}")

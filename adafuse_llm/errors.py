@@ -10,7 +10,7 @@ class decides what frameworks do with it:
   raises it, and LangGraph tries again.
 - `OSError`, `TimeoutError`: a model cannot be loaded, or time ran out. Both raise it.
 
-LangChain's models raise subclasses that are also of a standard class of langchain-core.
+LangChain's models raise subclasses of these errors that are also errors of langchain-core.
 No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces those by another one.
 """
 
@@ -146,7 +146,7 @@ class MissingDependencyError(AdaFuseError, ImportError):
 def install_command(extras: str) -> str:
     """Return the command that installs extras, such as ``"cli,serve"``.
 
-    pip takes the package from where it is now, so this is right for a clone or a git address, too.
+    pip keeps the package that is installed, and adds what the extras need.
     """
     return f'pip install "adafuse-llm[{extras}]"'
 
@@ -161,7 +161,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def as_member_error(name: str, error: BaseException) -> AdaFuseError:
-    """Return the error that an engine raises for an error of a member, from any library."""
+    """Return the error that an engine raises after a member's error from any library."""
     if isinstance(error, AdaFuseError):
         return error
     reason = f"{type(error).__name__}: {error}"
@@ -176,7 +176,7 @@ def as_member_error(name: str, error: BaseException) -> AdaFuseError:
     return wrapped
 
 
-_SHORT_REPR = reprlib.Repr()  # it reads only the beginning of a value
+_SHORT_REPR = reprlib.Repr()  # reads only the beginning of a long value
 _SHORT_REPR.maxlevel = 3
 _SHORT_REPR.maxlist = _SHORT_REPR.maxtuple = _SHORT_REPR.maxdict = 6
 _SHORT_REPR.maxstring = _SHORT_REPR.maxother = 80

@@ -27,12 +27,12 @@ class _Result(BaseModel):
 class Candidate(_Result):
     """One span of a round's pool (§3.4).
 
-    ``nll`` and ``score`` are here those of the strategy AdaFuse. Every other strategy documents its
-    own.
+    The texts about ``nll`` and ``score`` describe the strategy `adafuse`. Each of the others
+    documents its own.
 
     Attributes:
-        text: the span as its first proposer wrote it, without spaces at the end of the prompt, and
-            without whitespace before a reply to messages.
+        text: the span as its first proposer wrote it. Spaces that end the prompt, and whitespace
+            before a reply to messages, are left out.
         ends: whether the response ends after the span.
         proposers: names of the members that proposed the span, in member order.
         nll: mean negative log-likelihood per token by member, in nats (equation 4). Members that
@@ -52,10 +52,10 @@ class Candidate(_Result):
 
 
 class TopToken(_Result):
-    """A token that could have followed, with its log-probability.
+    """One of the likeliest tokens at a place in a response.
 
     Attributes:
-        text: the token's text after the tokens before it.
+        text: the text that the token adds to the tokens before it.
         logprob: natural logarithm of the member's probability p of the token.
     """
 
@@ -71,8 +71,8 @@ class TokenLogprob(_Result):
             character, the last one adds it.
         logprob: natural logarithm of the member's probability p of the token, after penalties and
             ``logit_bias``, but before sampling options and grammars. None if p is 0.
-        top: the ``top_logprobs`` likeliest tokens in its place, in descending order of p. A grammar
-            leaves only tokens that it permits.
+        top: the ``top_logprobs`` likeliest tokens at its place, in descending order of p. Under a
+            grammar, only tokens that it permits.
     """
 
     text: str
@@ -95,8 +95,8 @@ class Round(_Result):
         forced: whether the grammar allows no other text, so that no member was asked. The round
             then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
-        logprobs: the committed tokens by member (option ``logprobs``), in order of weight. A member
-            without room for the text is absent.
+        logprobs: the committed tokens by member (option ``logprobs``), the member with the highest
+            weight first. A member without room for the text is absent.
     """
 
     index: int
@@ -110,7 +110,7 @@ class Round(_Result):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The members that proposed or scored. A strategy need not ask all."""
+        """The members that proposed or scored a span. A strategy need not ask all."""
         named = (name for span in self.candidates for name in (*span.proposers, *span.nll))
         return tuple(dict.fromkeys([*self.margins, *named]))
 
@@ -140,7 +140,7 @@ class Round(_Result):
 
 
 RoundObserver = Callable[[Round], None]
-"""A function to call with every round."""
+"""A function that receives every round."""
 
 
 class Usage(_Result):
@@ -151,8 +151,8 @@ class Usage(_Result):
         completion_tokens: the member's tokens of the response.
         forward_passes: forward passes of the member's model for this request.
         tokens_processed: tokens in those passes, including the prompt's.
-        cached_tokens: tokens of the prompt that needed no pass because an earlier request began
-            with the same tokens.
+        cached_tokens: tokens of the prompt that the member still had from an earlier request, which
+            began with the same tokens.
     """
 
     prompt_tokens: dict[str, int]
@@ -194,16 +194,16 @@ class Generation(_Result):
         text: the response.
         rounds: the rounds, in order.
         finish_reason: why the response ended.
-        cut_by: the limit that ended it in words, if the reason is ``"length"``, such as ``the limit
-            of 256 tokens (max_new_tokens)``. Else "".
+        cut_by: what limited the length, if the reason is ``"length"``, such as ``the limit of 256
+            tokens (max_new_tokens)``. Else "".
         usage: the cost.
         strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``; "" if
             it is not known.
         logprob: log-probability of the response under the strategy's rule, in nats: the sum over
             the rounds of `Candidate.logprob` of the winner. With ``adafuse`` and ``single``, this
             is equation 5 without the division by the number of tokens. With ``mixture``, it is the
-            logarithm of the pooled probability of the word and its end, in which a member that was
-            not asked counts as 0; the next word counts the whitespace that it begins with, too.
+            logarithm of the pooled probability of the word and its end, to which a member that was
+            not asked adds 0. The next word begins with the same whitespace, and counts it again.
             With ``choices``, it is the weighted mean of the log-likelihoods of the chosen text and
             its end. Under a grammar, probabilities are relative to what it permits, so a forced
             round adds 0. A span counts as a whole, also if its end was cut off. None if the
@@ -270,7 +270,7 @@ class ScoredText(_Result):
         text: the given text.
         nll: mean negative log-likelihood per token by member, in nats (equation 4). A member
             is absent if it cannot write exactly this text, or gives it a probability of 0.
-        tokens: number of terms in that mean: the member's tokens of the text, and one more if the
+        tokens: number of terms in this mean by member: its tokens of the text, and one more if the
             end of the response is scored.
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member with a
             positive weight can score the text.
@@ -314,8 +314,8 @@ class Chosen(_Result):
         text: the chosen option.
         index: its index in the list.
         probabilities: probability of each option among all, in order: softmax of -F.
-        nll: negative log-likelihood of each option, with the end of the response, in order, by
-            member, in nats. Members that cannot score all options are absent.
+        nll: by member, the negative log-likelihood of each option with the end of the response, in
+            order, in nats. Members that cannot score all options are absent.
         usage: the cost.
     """
 
@@ -327,13 +327,13 @@ class Chosen(_Result):
 
 
 class Answer(_Result):
-    """The answer to a question about a state. Without a calibration, its probabilities only rank.
+    """The answer to a typed question. Without a calibration, its probabilities are only a ranking.
 
     Attributes:
         probabilities: probability of each option; of levels, in their order.
-        members: the same of every member that takes part.
-        mass: share of the labels in the probability of all tokens, by member: the mean over the
-            orders. A member with a low share would rather write something else.
+        members: the same for each member that takes part.
+        mass: by member, the probability that the next token is one of the labels: the mean over the
+            orders. A member with a low one would rather write something else.
         warnings: which members take no part, and which of those that decide have little mass.
         is_sure: whether all members with a weight take part, and the confidence is at least the
             threshold of the calibration. None without a threshold.

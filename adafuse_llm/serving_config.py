@@ -64,12 +64,12 @@ class ServingConfig(Options):
     served_model_name: str = Field(default="adafuse", min_length=1)
     """Name of the ensemble in requests. The members have their own names."""
     allowed_hosts: Annotated[Names, AfterValidator(_hosts)] = ()
-    """Host names that requests may be sent to, without ports, such as llm.example.org or
+    """Names under which clients may reach the server, without ports, such as llm.example.org or
     *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows
     localhost, 127.0.0.1 and [::1]. Default elsewhere: any."""
     root_path: Annotated[str, AfterValidator(_root_path)] = ""
-    """Path at which a proxy shows the server, such as /adafuse, if the paths of requests still have
-    it behind the proxy. Default: none."""
+    """Path at which a proxy shows the server, such as /adafuse, if the proxy leaves it in the paths
+    of requests. Default: none."""
     cors_origins: Annotated[Names, AfterValidator(_origins)] = ()
     """Origins whose pages may use the server from a browser, such as https://app.example.org.
     Default: none but the server's own page."""
@@ -91,7 +91,7 @@ class ServingConfig(Options):
 
 
 class ServerConfig(ServingConfig):
-    """Options of the command that runs the server: those of the server, and where it listens."""
+    """Options of `adafuse serve`: those of the server, and where it listens."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """Name or address of the interface to listen at. 0.0.0.0 stands for all interfaces with IPv4,

@@ -1,4 +1,4 @@
-"""Statistics of rounds: shares of members, words per round, agreement."""
+"""Statistics of rounds: who wrote what, words per round, agreement."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Summary(BaseModel):
 
     Attributes:
         rounds: number of rounds.
-        forced: number of forced rounds (`Round.forced`). They count in `rounds` and `seconds` only.
+        forced: number of forced rounds (`Round.forced`). Only `rounds` and `seconds` include them.
         asked: number of rounds in which each member was asked (`Round.asked`).
         backed: number of rounds in which each member proposed the committed span.
         decided: number of rounds in which each member alone proposed the committed span.
-        words_per_round: number of rounds that committed 1 word, 2 words and so on (the paper's
-            distribution). Forced rounds, and rounds without a word, are absent.
+        words_per_round: number of rounds by the number of words that they committed. Forced rounds
+            and rounds without a word are absent.
         agreement: share of unanimous rounds among those in which several members proposed
             (`Round.is_unanimous`). None if there are no such rounds.
         mean_margin: mean margin Δ (equation 1) by member, over the words that the member

@@ -1,7 +1,7 @@
 """Tests for backends: the rules of `Backend`, as a class to inherit in a test file.
 
 Write ``class TestMine(BackendTests)`` with a method ``member`` that returns your backend. Three
-rules are only for members that know whole distributions (`Backend.knows_distributions`).
+tests are skipped if it does not know whole distributions (`Backend.knows_distributions`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BackendTests:
 
     Attributes:
         texts: texts that the codec must encode exactly. Prompts consist of their tokens.
-        odd_texts: texts that the codec may encode inexactly.
+        odd_texts: texts that the codec need not encode exactly.
         tolerance: maximum difference of log-probabilities. It is relative for values below -1.
         steps: number of queries in the longest random walk.
     """
@@ -63,8 +63,8 @@ class BackendTests:
     def logits(self, ids: tuple[int, ...]) -> Iterable[float] | None:  # noqa: ARG002
         """Return the logits of all tokens after `ids`, from a forward pass without any cache.
 
-        If the result is None, the tests compare with new requests to the same backend instead. They
-        then overlook a backend that is always wrong in the same way.
+        If the result is None, the tests compare with new requests to the same backend instead, so
+        they overlook an error that the backend makes every time.
         """
         return None
 
@@ -85,7 +85,7 @@ class BackendTests:
         return bench
 
     def test_texts(self) -> None:
-        """If the codec calls tokens exact, they decode to the text, together and one by one."""
+        """Tokens that the codec calls exact decode to their text, together and one by one."""
         bench = self._bench()
         codec, prompt = bench.codec, bench.prompt
         whole = codec.decode_continuation((), prompt)
@@ -103,7 +103,7 @@ class BackendTests:
                 assert got == text or not exact or "\ufffd" in got, message
 
     def test_prompts(self) -> None:
-        """Prompts and messages have tokens. End tokens that are spelled out stay text."""
+        """Prompts and messages have tokens. The name of an end token in a text is no end token."""
         bench = self._bench()
         codec, ends, spelled = bench.codec, bench.member.end_ids, ["</s>", "<|endoftext|>"]
         for end in ends:
@@ -117,7 +117,7 @@ class BackendTests:
             return [[token for token in ids if token in ends] for ids in every]
 
         for text in spelled:
-            with suppress(ValueError):  # a fixed vocabulary without these characters
+            with suppress(ValueError):  # the vocabulary lacks these characters
                 same = encode(self.texts[0] + text) == encode(self.texts[0])
                 assert same, f"the text {text!r} becomes a token that ends a response"
 
@@ -126,17 +126,17 @@ class BackendTests:
         self._bench().walk(self.steps)
 
     def test_failures(self) -> None:
-        """A token outside the vocabulary raises an exception, and spoils no other result."""
+        """An unknown token raises an exception, and later results are still right."""
         bench = self._bench()
         if bench.member.is_remote:
             raise SkipTest("the engine sends no such token to a server, which may never answer")
         bench.walk(self.steps // 3, fails=True)
 
     def test_release(self) -> None:
-        """`release` frees what `tree.state` holds. It accepts every tree, also twice."""
+        """`release` frees what `tree.state` holds. It accepts every tree, even a freed one."""
         bench = self._bench()
         bench.release(TokenTree(bench.prompt))
-        for _ in range(self.steps // 2):  # later requests need the room of earlier ones
+        for _ in range(self.steps // 2):  # without release, they would need too much room
             tree = bench.begin()
             bench.check(bench.query(tree))
             tree.commit([*tree.nodes()][-1])
@@ -159,7 +159,7 @@ class BackendTests:
             assert size > bench.words[-1], f"grammar_tokenizer has only {size} tokens"
 
     def test_draws(self) -> None:
-        """`Next.drawn` is the token that `adafuse_llm.backends.logits.draw.drawn` draws."""
+        """`Next.drawn` is the token that `adafuse_llm.backends.logits.draw.drawn` returns."""
         bench = self._bench(full=True)
         bench.walk(self.steps // 2, draws=True)
         bench.walk(self.steps // 3, draws=True, masks=True)
@@ -179,7 +179,7 @@ class BackendTests:
 
 
 class _Bench:
-    """A backend, random requests to it, and the numbers that it must return."""
+    """Sends random requests to a backend, and checks the numbers that it returns."""
 
     def __init__(self, tests: BackendTests) -> None:
         member = tests.member()
@@ -215,7 +215,7 @@ class _Bench:
                     trees[at] = self.begin()
                 elif action < 0.35:
                     tree.commit(self.chance.choice(nodes[1:] or nodes))
-            # ask twice, because the backend knows everything the second time
+            # ask twice: the second time, the backend need not compute anything
             queries = [self.query(tree, **ways) for tree in self.chance.sample(trees, 2)]
             if fails:
                 self._fail(queries)
@@ -268,7 +268,7 @@ class _Bench:
         wrong = tree.child(tree.root, UNKNOWN)
         try:
             self.member.evaluate([*queries, base.Query(tree, (tree.root, wrong), (), 2)])
-        except Exception:  # of any type
+        except Exception:  # backends may raise any type
             del tree.root.children[UNKNOWN]
         else:
             raise AssertionError(f"evaluate returned results for token {UNKNOWN}")
@@ -276,7 +276,7 @@ class _Bench:
     def check(self, *queries: base.Query) -> list[base.QueryResult]:
         """Evaluate queries in one call, and compare the results with the expected ones."""
         if self.chance.random() < 0.5:
-            self.member.read_piece([query.tree for query in queries])  # a piece changes no result
+            self.member.read_piece([query.tree for query in queries])  # changes no result
         results: list[base.QueryResult] = list(self.member.evaluate(list(queries)))
         check_results(self.member.name, queries, results)
         for query, result in zip(queries, results, strict=True):

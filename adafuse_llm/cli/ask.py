@@ -21,7 +21,7 @@ EMBEDDED = (
     "The embedded members know only the fictional town of the handbook. For anything else, use "
     "your own models: --model PATH_OR_ID --model PATH_OR_ID"
 )
-"""Text that `ask` and `chat` print if the embedded members answer."""
+"""The hint on stderr if the embedded members answer."""
 
 
 def add_flags(parser: Parser) -> None:

@@ -37,8 +37,8 @@ def chat(setup: Setup, flags: Namespace) -> int:
     """Talk with the ensemble, and see which member wrote what.
 
     Answers appear as they are written, in the colors of the members. In a pipe, each line is a
-    question, and the output is only the answers. With --docs, every question comes with the
-    passages that fit it and the question before.
+    question, and the output is only the answers. With --docs, the members read every question with
+    the passages that fit it and the previous question best.
     """
     retriever = None
     if flags.docs:
@@ -102,7 +102,7 @@ class _Conversation:
     def take(self, line: str) -> bool:
         """Obey a command or answer a message, and return whether the conversation goes on.
 
-        After an error, it prints the error and goes on without the message.
+        An error is printed, and the conversation goes on without the message.
         """
         name, *rest = line.split()
         if name == "/quit":
@@ -153,7 +153,7 @@ class _Conversation:
     def _reply(self) -> None:
         """Answer the last message. After Ctrl-C, the text so far becomes the answer.
 
-        Without any text, the message leaves the conversation, too.
+        If there is no text so far, the conversation goes on without the message.
         """
         self._sent = [*self._messages]
         asked = [message["content"] for message in self._messages if message["role"] == "user"][-2:]

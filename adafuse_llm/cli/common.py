@@ -1,4 +1,4 @@
-"""Shared parts of the commands: flags, loading, errors."""
+"""What the commands share: flags, loading, and the printing of errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes other than 0, which the docstring of `adafuse_llm.cli` explains."""
 
 STOPPED = "interrupted"
-"""What commands print on stderr after Ctrl-C."""
+"""The message on stderr after Ctrl-C."""
 
 DECODING: Final = {
     "max_new_tokens": (
@@ -71,7 +71,7 @@ FIELDS: Final = {
     **RuntimeConfig.model_fields,
     **ServerConfig.model_fields,
 }
-"""All fields that flags of commands can set, by name."""
+"""The options that flags can set, by name."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Setup:
     """The settings from the shared flags.
 
     Attributes:
-        file: models, loading settings and options, from the flags, or else from the file of
-            --config, or else the command's defaults. Options that the command refuses are absent.
+        file: models, loading settings and options. Flags override the file of --config, which
+            overrides the command's defaults. Options that the command refuses are absent.
         threads: number of CPU threads for the members; None for the default of --threads.
         trust_remote_code: whether to run code that comes with a model.
         debug: whether to show tracebacks and the logs of libraries.
@@ -103,7 +103,7 @@ class Setup:
         return all(Path(spec.path).resolve() in embedded for spec in self.file.members)
 
     def identity(self, config: AdaFuseConfig) -> dict[str, Any]:
-        """Return the models and settings on which the answers of a run depend, as JSON data."""
+        """Return the models and options that can change the answers of a run, as JSON data."""
         models = list(self.file.models) or "embedded"
         return {"models": models, **self.file.loading, **config.model_dump(mode="json")}
 
@@ -116,7 +116,7 @@ class Setup:
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
         """Load the ensemble, and silence other libraries. The caller closes the engine.
 
-        If `config` is None, the options of decoding are those of `file`.
+        `config` has the options of decoding. Default: those of `file`.
         """
         members = [
             spec.model_copy(update={"threads": self.threads})
@@ -150,13 +150,13 @@ class Setup:
                 **self.file.loading,
             )
         if not gc.isenabled():  # because `main` has disabled it
-            gc.freeze()  # so it never visits the objects that exist now
+            gc.freeze()  # the collector never visits the objects that exist now
             gc.enable()
         return engine
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors of one line, which suggest the nearest name for an unknown flag."""
+    """A parser whose errors have one line. For an unknown flag, they suggest the nearest one."""
 
     def flag(self, usage: str, text: str = "", **settings: Any) -> None:
         """Add a flag. If it has the name of an option, it sets this option.
@@ -164,7 +164,7 @@ class Parser(argparse.ArgumentParser):
         Args:
             usage: the flag, and the name of its value if it has one, such as ``--trials N``. FILE
                 and PATH stand for a `Path`, and N for a whole number from 1.
-            text: the help; by default that of the option. The flag's default is added.
+            text: the help, to which the flag's default is added. Default: the option's description.
             **settings: other settings of `add_argument`.
         """
         flag, _, value = usage.partition(" ")
@@ -189,7 +189,7 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             option = flag.strip("-").replace("-", "_")
             known = self._option_string_actions
-            hint = nearest(flag, known, similarity=0.75)  # less suggests --strategy for --trace
+            hint = nearest(flag, known, similarity=0.75)  # not --strategy for --trace
             hint = f" Use -o {option}=VALUE" if option in FIELDS else hint
             self.error(f"unknown argument {flag}.{hint}")
         return flags
@@ -206,11 +206,11 @@ class Command:
     Attributes:
         function: the function, which returns the exit code. Its docstring is the help.
         add_flags: function that adds the command's own flags to a parser.
-        arguments: the arguments that are no flags, for the help.
+        arguments: the arguments without a flag, for the first line of the help.
         kinds: classes of the options that ``-o`` can set. Without any, the command takes no
             members and no options of decoding, and ignores those of a configuration file.
-        refused: options that must have their default in this command, with the reasons.
-        defaults: the command's own defaults of options.
+        refused: reasons why this command refuses an option, by the name of the option.
+        defaults: values that replace the usual defaults of options in this command.
         unused: options without effect in this command. Only a configuration file may set them.
     """
 
@@ -293,7 +293,7 @@ class Command:
         return parser
 
     def _setup(self, flags: argparse.Namespace) -> Setup:
-        """Return the values of the shared flags.
+        """Return the settings from the shared flags.
 
         A flag overrides the file of --config, which overrides the command's defaults. A flag for
         the form of the response (`CONSTRAINTS`) overrides all such options in the file.
@@ -345,7 +345,7 @@ def positive(text: str) -> int:
 
 
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
-    """Return the name and the value in ``NAME=VALUE``. Unless an option needs text, VALUE is YAML.
+    """Return the name and value of ``NAME=VALUE``. VALUE is YAML, unless the option is text.
 
     Raises:
         InvalidOptionError: the text has another form, or the name is not in `allowed`.
@@ -377,7 +377,7 @@ def unescaped(text: str) -> str:
 def _described(error: Exception) -> tuple[str, int]:
     if isinstance(error, AdaFuseError):
         return str(error), UNUSABLE
-    if isinstance(error, OSError) and error.strerror:  # the error of a full disk has no file name
+    if isinstance(error, OSError) and error.strerror:  # errors about a full disk have no file name
         named = "" if error.filename is None else f"{error.filename}: "
         return f"{named}{error.strerror}", UNUSABLE
     return f"{type(error).__name__}: {error} (unexpected; --debug shows the traceback)", FAILED

@@ -31,7 +31,7 @@ PROBES: Final = {
     "invisible characters": " co\u00adop a\u200bb",
     "tabs and Windows line ends": " a\tb\r\nc",
 }
-"""Texts that a tokenizer should preserve, because a member cannot score changed text."""
+"""Texts that a tokenizer should not change, because a member cannot score changed text."""
 
 
 FIRST_TOKENS: Final = 5
@@ -39,7 +39,7 @@ FIRST_TOKENS: Final = 5
 
 
 class Finding(NamedTuple):
-    """A finding about a member, or about several joined by ``+``. A problem rules them out."""
+    """A finding about a member, or several joined by ``+``. After a problem, they cannot run."""
 
     level: Literal["problem", "warning"]
     member: str
@@ -188,7 +188,7 @@ def _print(facts: Sequence[dict[str, Any]], findings: Sequence[Finding], verdict
         console.print(table)
     for finding in findings:
         style = "red" if finding.level == "problem" else "yellow"
-        named = finding.text.startswith("member ")  # errors already name the member
+        named = finding.text.startswith("member ")  # the text already names the member
         text = finding.text if named else f"{finding.member}: {finding.text}"
         line = Text(f"{finding.level}: ", style).append(printable(text), "default")
         console.print(line, soft_wrap=True)

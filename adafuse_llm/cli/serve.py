@@ -17,7 +17,7 @@ from adafuse_llm.serving_config import REFUSED, RUNTIME, VARIABLE, ServerConfig,
 logger = logging.getLogger(__name__)
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""Names by which programs on this machine reach it."""
+"""Host names that stand for this machine itself."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -49,8 +49,8 @@ def serve(setup: Setup, _flags: Namespace) -> int:
 
     config = setup.file.serving
     if is_local := _is_loopback(config.host):
-        # otherwise, a site whose name stands for 127.0.0.1 could use the server from a browser on
-        # this machine
+        # otherwise, a site could let its name stand for 127.0.0.1, and use the server through a
+        # browser on this machine
         hosts = dict.fromkeys((*config.allowed_hosts, *LOOPBACK, config.host))
         config = config.model_copy(update={"allowed_hosts": tuple(hosts)})
     keys = read_keys(config.api_key_file, os.environ)

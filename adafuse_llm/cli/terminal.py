@@ -1,4 +1,4 @@
-"""Use the terminal: consoles, growing answers, progress, Ctrl-C, JSON, a full disk."""
+"""Consoles, answers that grow, progress bars, Ctrl-C and JSON in a terminal."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def progress_bar() -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
-        speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
+        speed_estimate_period=3600,  # seconds; long, because one answer may take minutes
         disable=not console.is_terminal,
     )
 

@@ -47,7 +47,7 @@ from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
 SEARCH = ("prompt", "chat", "metric", "trials", "keep_ensemble")
-"""Names of the flags that only a search obeys, and not --decide."""
+"""Names of flags that have no effect with --decide."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -122,7 +122,7 @@ def _search(setup: Setup, flags: Namespace) -> int:
     load_metric(metric)
     config = setup.file.config
     if file is not None and "stop" not in setup.file.options:
-        config = config.override({"stop": ("\nQuestion:",)})  # base models write another one
+        config = config.override({"stop": ("\nQuestion:",)})  # of base models
     names = member_names(setup.file.members)
     tuning.candidates(names, config, find_strategy(setup.file.strategy))
     searched, tested = map(len, tuning.divide(questions))
@@ -168,7 +168,7 @@ def _fit(setup: Setup, flags: Namespace) -> int:
         raise InvalidInputError("pass a FILE with typed questions and their answers")
     questions = decisions.read_labeled(flags.file.read_bytes(), flags.limit)
     config = setup.file.config
-    config.member_weights(member_names(setup.file.members))  # raises an error for unknown ones
+    config.member_weights(member_names(setup.file.members))  # raises an error for unknown members
     asked = hashlib.sha256(repr(questions).encode()).hexdigest()
     identity = {"typed questions": asked, **setup.identity(config)}
     with _job(setup, flags, config, identity) as (engine, known, results, cancel, progress):
@@ -190,7 +190,7 @@ def _fit(setup: Setup, flags: Namespace) -> int:
 def _job(
     setup: Setup, flags: Namespace, config: AdaFuseConfig, identity: dict[str, Any]
 ) -> Iterator[tuple[AdaFuseEngine, list[dict[str, Any]], Results, Event, Progress]]:
-    """Yield the engine, known results, their file, what cancels the job, and its progress bar."""
+    """Yield the engine, results so far, their file, the event that cancels, and a progress bar."""
     output = flags.output
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not flags.overwrite and not results.path.exists():
@@ -243,7 +243,7 @@ def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
 def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file, with only the models that decode."""
     file, alone = setup.file, len(found.get("use", ())) == 1
-    # one model needs no weights and no option of the search
+    # a member alone needs no weights and no option of the search
     dropped = {*tuning.CHOICES, "weights"} if alone else set()
     typed = file.config.model_dump(mode="json", exclude_unset=True, exclude=dropped)
     written = {"strategy": "single" if alone else strategy, **typed, **found}
@@ -260,7 +260,7 @@ def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[st
 
 
 def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str, Any]:
-    """Return a model with an absolute path and with the name that its member has here."""
+    """Return a model with an absolute path and its member's name, which hold in any folder."""
     setting = model if isinstance(model, str) else model.get("path", "")
     path = str(Path(setting).absolute()) if setting and Path(setting).exists() else setting
     if isinstance(model, str):

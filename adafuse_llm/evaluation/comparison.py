@@ -4,10 +4,10 @@ Every answer is right or wrong. The p-value is that of McNemar's exact test, and
 contains all differences that this test does not reject. So the interval excludes 0 if and only if
 p < 0.05.
 
-The test is also one about random subsets, which contain every question with probability one half.
-If both systems are equally good, the difference on such a subset is as likely to be above as below
-the true difference (Hartigan, "Using Subsample Values as Typical Values", 1969). The interval
-therefore leaves out the lowest and the highest 2.5 % of the differences on all subsets.
+To find the interval, think of random subsets that contain each question with probability one half.
+The difference on such a subset is as likely to be above as below the true difference (Hartigan,
+"Using Subsample Values as Typical Values", 1969). So the interval leaves out the lowest and the
+highest 2.5 % of the differences on all subsets.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class Comparison(BaseModel):
         questions: number of questions that both systems answered.
         ours, theirs: the scores of the two systems in percent.
         difference: ours minus theirs in percentage points, with its 95 % interval: all differences
-            that the test does not reject. With five questions or fewer, it rejects none. If no
-            answer differs, the bounds are those of `unseen`.
+            that the test does not reject. With five questions or fewer, it rejects none.
         p_value: two-sided p-value: the probability of a difference at least this large if both
             systems are equally good.
         needed: about how many questions would show a difference of this size at p < 0.05 in four of
@@ -126,7 +125,7 @@ def mcnemar(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
     `wins` and `losses` count the questions that only one of the systems answers right. The p-value
-    is twice the smaller tail of the distribution of `wins` between equal systems, and at most 1.
+    is at most 1, and twice the probability that one of two equal systems wins so rarely.
     """
     total = wins + losses
     tail = sum(math.comb(total, each) for each in range(min(wins, losses) + 1))
@@ -134,21 +133,21 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def unseen(answers: int) -> float:
-    """Return the share of which `answers` answers contain none with a probability of 2.5 %."""
+    """Return the highest share (97.5 %) of something that none of `answers` answers shows."""
     return float(1 - 0.025 ** (1 / answers))
 
 
 def share(hits: int, total: int, tail: float = 0.025) -> Score:
     """Return a share in percent with its exact interval (Clopper and Pearson).
 
-    Each bound of the interval fails with the probability `tail`.
+    The true share is beyond each bound with a probability of at most `tail`.
     """
     low, high = _lowest_share(hits, total, tail), 1 - _lowest_share(total - hits, total, tail)
     return Score(value=100 * hits / total, low=100 * low, high=100 * high)
 
 
 def _lowest_share(hits: int, total: int, tail: float) -> float:
-    """Return the share that gives `hits` or more with probability `tail`, by bisection."""
+    """Return the share at which `hits` or more have the probability `tail`, by bisection."""
     counts, ways = np.arange(hits, total + 1), _log_ways(total)[hits:]
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:

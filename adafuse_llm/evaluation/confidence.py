@@ -18,13 +18,13 @@ __all__ = ["Coverage", "Reliability", "calibrate", "fit", "predicted", "reliabil
 Array = NDArray[np.float64]
 
 FEWEST, FEWEST_OF_A_KIND = 50, 5
-"""Minimum numbers of answers, and of right and wrong ones among them."""
+"""Minimum number of answers, and minimum number of right ones and of wrong ones."""
 
 RIDGE = 1.0
 """Penalty of the coefficient of a feature with a standard deviation of 1."""
 
 STEPS = 50
-"""Maximum number of Newton steps. Once a step changes no coefficient, they stop."""
+"""Maximum number of Newton steps. They end early when the coefficients stop changing."""
 
 FOLDS, GROUPS = 10, 5
 """Number of folds of the cross-validation, and of groups for the calibration error."""
@@ -36,7 +36,7 @@ class Coverage(BaseModel):
     Attributes:
         answered: number of these answers, in percent of all answers.
         confidence: the lowest confidence of these answers.
-        right: share of right answers among these.
+        right: share of right answers among them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,7 +56,7 @@ class Reliability(BaseModel):
             than a wrong one. The interval is DeLong's.
         error: mean difference between confidence and share of right answers, in percentage points,
             over groups of equal size in the order of confidence.
-        curve: accuracy against coverage, from the surest tenth to all answers.
+        curve: accuracy of the surest tenth of the answers, of the surest two tenths, up to all.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -94,7 +94,7 @@ def calibrate(
             f"right and {FEWEST_OF_A_KIND} wrong; got {hits} right and {len(rows) - hits} wrong"
         )
     table, right = np.array(rows, dtype=np.float64), np.array(rights, dtype=bool)
-    fold = np.empty(len(rows), dtype=np.int64)  # equal shares of right answers
+    fold = np.empty(len(rows), dtype=np.int64)  # every fold has the same share of right answers
     order = np.lexsort((np.random.default_rng(1).random(len(rows)), right))
     fold[order] = np.arange(len(rows)) % FOLDS
     confidences = np.empty(len(rows))
@@ -115,7 +115,7 @@ def calibrate(
 
 
 def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliability:
-    """Measure the quality of confidences. There must be right and wrong answers."""
+    """Measure the quality of confidences. At least one answer must be right, and one wrong."""
     sure, right = np.array(confidences, dtype=np.float64), np.array(rights, dtype=bool)
     return Reliability(
         questions=len(sure),

@@ -35,8 +35,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalize(text: str) -> str:
     """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces.
 
-    If nothing would be left of a text, such as "A" or "---", it is only converted to lower case.
-    Otherwise, it would count as an empty answer.
+    A text of which nothing would be left, such as "A" or "---", is only converted to lower case, so
+    that it differs from an empty answer.
     """
     plain = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join((plain if plain.strip() else text.lower()).split())
@@ -51,8 +51,8 @@ def exact_match(answer: str, accepted: Iterable[str]) -> bool:
 def contains(answer: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer, such as a sentence, has the words of an accepted answer in it.
 
-    An answer with the word "or" lists possibilities and is wrong, unless the accepted answer has
-    this word. "It was not Ada Brook" and a list without "or" are right.
+    An answer with the word "or" names possibilities and is wrong, unless the accepted answer has
+    this word, too. "It was not Ada Brook" and lists without "or" count as right.
     """
     text = f" {normalize(answer)} "
     found = [words for each in accepted if (words := f" {normalize(each)} ") in text]
@@ -77,8 +77,8 @@ def final_number(text: str) -> Decimal | None:
     r"""Return the final number of a solution, or None if the text has no number.
 
     If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of this
-    line counts: the first number after its last "=", or else its first number. Otherwise, the last
-    number of the text counts. A number may have commas between thousands, a currency sign,
+    line counts: the first number after its last "=", or else its first number. Without such words,
+    the text's last number counts. A number may have commas between thousands, a currency sign,
     decimals and a minus sign. Fractions are not supported.
     """
     text = text.replace("{,}", ",")
@@ -111,7 +111,7 @@ def first_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """Reads the answer from a response without reasoning, and decides whether it is right."""
+    """How to read the answer from a response (without its reasoning), and whether it is right."""
 
     read: Callable[[str], str]
     is_right: Callable[[str, Sequence[str]], bool]

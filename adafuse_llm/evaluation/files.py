@@ -1,4 +1,4 @@
-"""Read test sets and write results as JSON Lines, and resume interrupted runs."""
+"""Read test sets, write results, and resume interrupted runs. All files are JSON Lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adafuse_llm.errors import InvalidInputError, short_repr
 
 
 class Line(NamedTuple):
-    """A line of a test set: its number from 1, question and label, and the whole object."""
+    """A line of a test set: number from 1, question, accepted answers, and the whole object."""
 
     number: int
     question: str
@@ -79,7 +79,7 @@ class Results:
     def resumed(
         self, settings: dict[str, Any], *, afresh: bool = False
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the results so far, and keep other processes away during the ``with`` block.
+        """Yield the results so far. No other process can use the file during the ``with`` block.
 
         Args:
             settings: the settings on which the results depend, as JSON data.
@@ -100,7 +100,7 @@ class Results:
         with held:
             content = self.path.read_bytes() if self.path.exists() and not afresh else b""
             lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
-            if len(lines) == 1:  # settings without a result
+            if len(lines) == 1:  # the run ended before its first result
                 lines = []
             known = self._read(lines, settings) if lines else []
             with self.path.open("ab") as file:

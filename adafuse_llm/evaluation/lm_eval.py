@@ -8,15 +8,15 @@ the harness with this model:
 
 The log-likelihood of the ensemble is the weighted mean of the members' log-likelihoods of the whole
 continuation in nats, as in equation 5. It equals the logarithm of a weighted geometric mean of the
-members' probabilities. It is not the fused score F, because F is a mean per token, and members
-split the same text into different numbers of tokens. Members that cannot write exactly this text do
-not count. If no member can write it, the log-likelihood is minus infinity.
+members' probabilities. It is not the fused score F: that is a mean per token, and members split the
+same text into different numbers of tokens. Members that cannot write exactly this text do not
+count. If no member can write it, the log-likelihood is minus infinity.
 
-`is_greedy` is true if the ensemble's response to the context begins with the continuation, except
-for leading whitespace. To find out, the ensemble decodes the context without sampling. The scores
-are not enough, because a round may reject a token that is the most likely one for every member.
+`is_greedy` is true if the ensemble's response to the context, without sampling, begins with the
+continuation (except for leading whitespace). The ensemble must write this response, because scores
+do not determine it: a round may reject a token that is the most likely one for every member.
 
-If a context is too long for a member, it loses words at its beginning, and a warning is logged.
+If a context is too long for a member, the first words of the context are left out, with a warning.
 With ``--apply_chat_template``, every member gets the conversation in its own template.
 """
 
@@ -73,7 +73,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         config: path of a configuration file (`adafuse_llm.loading.config_file`). Default: the
             embedded members.
         batch_size: maximum number of simultaneous requests. "auto" stands for 16.
-        device: the device of all members. Ignored with a `device_map`, or if torch cannot use it.
+        device: the device of all members. Ignored with a `device_map`, and "cuda" without CUDA.
         trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
             If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
@@ -128,7 +128,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         """Return the response to each ``(context, options)``, without reasoning.
 
         With sampling, the seed of a response depends on the option ``seed`` (or the seed that the
-        harness gave to torch), on the context, and on how often the same request came before.
+        harness gave to torch), on the context, and on the number of equal requests before it.
         """
 
         def respond(numbered: tuple[Any, int]) -> str:
@@ -188,7 +188,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Encode a conversation as text, to which every member later applies its own template."""
+        """Return a conversation as JSON. Every member later writes it in its own template."""
         continues = {} if add_generation_prompt else {"continue_final_message": True}
         return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
@@ -203,7 +203,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """A name by which the caches of the harness know the prompts of this ensemble."""
+        """The name of this ensemble in the harness's caches of prompts."""
         return "adafuse:" + ",".join(self.engine.members)
 
     def _all(
@@ -238,7 +238,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context. Behind a text, `room` tokens still fit."""
+        """Return the engine's arguments for a context, which leaves room for `room` tokens."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
@@ -271,7 +271,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def _tokens(self, text: str) -> int:
-        """Return the maximum over the members of the number of tokens of a continuation."""
+        """Return the highest number of tokens that a member needs for a continuation."""
         return max(
             len(backend.codec.encode_continuation((), text)[0]) for backend in self.engine.backends
         )

@@ -54,15 +54,15 @@ FEWEST = 10
 """Minimum number of questions in each half."""
 
 LASTING = (CacheMemoryError, ContextWindowError, DecodingError)
-"""Errors that a question has in every run. The question then counts as wrong."""
+"""Errors that a question would cause in every run, so its answer counts as wrong."""
 
 CHOICES: Mapping[str, Sequence[float]] = {
     "margin_threshold": (0.1, 0.3, 0.5, 0.7, 0.9),
     "max_words": (1, 2, 3, 4),
     "branching_factor": (1, 2, 3, 4, 5),
 }
-"""Values that the search tries for an option, if the strategy uses this option and no caller fixes
-it. The search also varies which members decode."""
+"""Values that the search tries for each option that the strategy uses and that the caller has not
+fixed. The search also varies which members decode."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Question:
     """A question with its accepted answers.
 
     Attributes:
-        number: number of the line in the file, or of the embedded question, from 1.
+        number: number of its line in the file, or of the embedded question, from 1.
         text: the question. Questions with the same text are always in the same half.
         request: the engine's arguments: the prompt or the messages.
         accepted: accepted answers, at least one.
@@ -85,7 +85,7 @@ class Question:
 def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
     """Return the questions of a JSON Lines file. Repeated ones are left out with a warning.
 
-    `form` is the prompt of a question, with ``{question}``. If `chat`, the prompt is a message.
+    `form` is a prompt with ``{question}`` in it. If `chat`, the prompt is sent as a message.
 
     Raises:
         InvalidInputError: a line cannot be used.
@@ -127,11 +127,11 @@ class Answer(BaseModel):
     Attributes:
         line: number of the question.
         text: the answer that the metric reads from the response.
-        is_right: whether it is right. An answer with an error is wrong.
+        is_right: whether it is right. After an error, it counts as wrong.
         error: type and message of the error if the request failed.
         tokens: number of tokens that all members processed or reused from earlier requests with
             the same beginning. None if the request failed.
-        features: input of a calibration (`adafuse_llm.calibration.features`).
+        features: numbers for a calibration (`adafuse_llm.calibration.features`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -163,14 +163,14 @@ class Trial(BaseModel):
 
 
 class Tuning(BaseModel):
-    """The result of a search, as a model that converts to JSON.
+    """The result of a search and its test.
 
     Attributes:
         metric: name of the metric of the search.
         strategy: name of the strategy of the ensemble.
         searched, held_out: numbers of questions in the two halves.
         alone: results of the members alone on the search half, by name.
-        trials: settings of the ensemble, in the order in which they were tried.
+        trials: results of the ensemble's settings on the search half, in the order of the search.
         best_member: name of the best single member on the search half. Among equal scores, the
             fewest tokens win.
         ensemble: the options of the best setting on the search half.
@@ -178,8 +178,8 @@ class Tuning(BaseModel):
         comparison: paired comparison of these two results.
         out_of_reach: share of the questions of the search half that every member alone answers
             wrong. No choice among the members' answers is right on these questions.
-        confidence: for each result in `tested`, a calibration and its quality, from all questions;
-            or a text that says why there is no calibration.
+        confidence: for each setting in `tested`, a calibration and its quality, from all questions;
+            or the reason why there is none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -199,12 +199,12 @@ class Tuning(BaseModel):
 
     @property
     def pays(self) -> bool:
-        """Whether the ensemble beats the best member on held-out questions, at p < 0.05."""
+        """Whether the ensemble beats the best member on the held-out questions, at p < 0.05."""
         return self.comparison.verdict == "above"
 
     @property
     def options(self) -> dict[str, Any]:
-        """The recommended options: those of the ensemble if it pays, else the best member alone."""
+        """The recommended options: `ensemble` if it pays, or else the best member alone."""
         return self.ensemble if self.pays else {"use": [self.best_member]}
 
     def confidence_of(self, options: Mapping[str, Any]) -> Reliability | str:
@@ -250,18 +250,18 @@ def tune(
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
             `CHOICES`. The search ignores the engine's values of these options.
-        questions: labeled questions, at least `FEWEST` for each half.
+        questions: questions with accepted answers, at least `FEWEST` for each half.
         metric: name of the metric to maximize, in `METRICS`.
         trials: maximum number of ensemble settings to try, all different.
         fixed: options that are not searched. ``use`` names the members that may take part.
-        known: data that `log` received in an earlier call, whose answers are not decoded again.
-        log: called with every new answer as JSON-safe data.
+        known: what `log` received in an earlier call. These answers are not decoded again.
+        log: called with every new answer as JSON data.
         cancel: an event. Any thread can set it to stop the search.
         on_answer: called for every new answer, with the names of the members and the answer.
 
     Raises:
         InvalidInputError: there are too few members or questions, the strategy has no options to
-            search, or the metric is unknown. The check comes before any decoding.
+            search, or the metric is unknown. Nothing has been decoded.
         InvalidOptionError: an option is unknown or out of range.
         RequestCancelledError: `cancel` was set before the end.
     """
@@ -374,7 +374,7 @@ def candidates(
 
 @dataclass
 class _Answers:
-    """The answers of all settings, each decoded only once. Arguments: as for `tune`."""
+    """The answers of all settings. No answer is decoded twice. Arguments: those of `tune`."""
 
     engine: AdaFuseEngine
     metric: Metric

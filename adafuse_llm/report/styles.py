@@ -1,4 +1,4 @@
-"""The look of members, spans and numbers in all displays, and the owner of a span."""
+"""How displays show members, spans and numbers, and which member owns a span."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STROKES = ("solid", "dashed", "dotted", "double")
 
 @dataclass(frozen=True)
 class Shared:
-    """The look of text that belongs to no single member: a mark, a line, words for the legend."""
+    """The look of text that several members share: a mark, a line below it, a legend's name."""
 
     kind: str
     mark: str
@@ -38,7 +38,7 @@ class Shared:
 
 
 AGREED = Shared("agreed", "=", "double", "all agree")
-FORCED = Shared("forced", "–", "dotted", "forced by the grammar")  # noqa: RUF001  # a dash, so that it stays quiet
+FORCED = Shared("forced", "–", "dotted", "forced by the grammar")  # noqa: RUF001  # a dash hardly stands out
 CHOSEN = Shared("chosen", "»", "solid", "chosen by score")
 
 ENDINGS: dict[FinishReason, str] = {
@@ -130,7 +130,7 @@ def summary(generation: Generation, seconds: float | None = None) -> list[str]:
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:
-    """Return the length of the reasoning at the beginning of a reply, with its markers.
+    """Return the number of characters of the reasoning that begins a reply, with its markers.
 
     `prefix` is the beginning of the reply that the chat templates wrote.
     """
@@ -139,7 +139,7 @@ def reasoning_length(text: str, prefix: str = "") -> int:
 
 
 def shared(decided: Round) -> Shared | None:
-    """Return the look of a round's text; None if the text belongs to a single member."""
+    """Return the look of a round's text if several members share it, or else None."""
     if decided.forced:
         return FORCED
     if decided.choice_probabilities is not None:
@@ -162,7 +162,7 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
 
 
 def look_of(decided: Round, looks: Mapping[str, Look]) -> Look | Shared:
-    """Return the look of the text of a round."""
+    """Return the look of a round's text: that of its owner, or a shared one."""
     name = owner(decided, tuple(looks))
     return looks[name] if name is not None else shared(decided) or AGREED
 

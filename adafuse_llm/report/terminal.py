@@ -20,11 +20,11 @@ TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
 
 JOINT, QUIET, REASONING = "bold", "dim", "dim italic"
-"""Text styles for text that all members chose, for forced text, and for reasoning."""
+"""Styles of text that all members chose, of forced text, and of reasoning."""
 
 
 class Display:
-    """A display of an ensemble's decisions. `forced`: whether its legend explains forced text."""
+    """Shows an ensemble's decisions. `forced`: whether the legend explains forced text."""
 
     def __init__(
         self, members: Sequence[str], console: Console, strategy: str = "", *, forced: bool = False
@@ -73,7 +73,7 @@ class Display:
         """Return a table of rounds, and below it what their scores mean.
 
         A row has the owner, the winner, the winner's score and the runner-up. If a round did not
-        ask all members, its row names those left out instead of the runner-up.
+        ask all members, its row names the others instead of the runner-up.
         """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
