@@ -1,4 +1,4 @@
-"""The confidence of a response, at every door, and the calibrations that are refused."""
+"""The confidence of a response in all interfaces, and calibrations that are refused."""
 
 import json
 import math

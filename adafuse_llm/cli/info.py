@@ -34,10 +34,6 @@ PROBES: Final = {
 """Texts that a tokenizer should not change, because a member cannot score changed text."""
 
 
-FIRST_TOKENS: Final = 5
-"""Number of tokens of a conversation that the command shows."""
-
-
 class Finding(NamedTuple):
     """A finding about a member, or several joined by ``+``. After a problem, they cannot run."""
 
@@ -99,7 +95,7 @@ def _described(path: str, backend: Backend) -> dict[str, Any]:
     from adafuse_llm.backends.servers.backend import ServerBackend
 
     codec = backend.codec
-    prompt = codec.encode_messages(MESSAGES)[:FIRST_TOKENS]
+    prompt = codec.encode_messages(MESSAGES)[:5]
     starts = [codec.decode_continuation(prompt[:i], prompt[i : i + 1]) for i in range(len(prompt))]
     facts = {
         "member": backend.name,

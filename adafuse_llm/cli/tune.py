@@ -99,11 +99,16 @@ def tune(setup: Setup, flags: Namespace) -> int:
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption or an error, run the
     same command again.
     """
+    unused = {"most_wrong": "without --decide"}
+    if flags.decide:
+        unused = dict.fromkeys(SEARCH, "with --decide")
+    elif flags.file is None:
+        unused |= dict.fromkeys(("prompt", "chat"), "without a FILE")
     parser = COMMAND.parser()
-    for name in SEARCH if flags.decide else ("most_wrong",):
+    for name, where in unused.items():
         if getattr(flags, name) != parser.get_default(name):
-            flag, used = f"--{name.replace('_', '-')}", "with" if flags.decide else "without"
-            raise InvalidInputError(f"{flag} has no effect {used} --decide: leave it out")
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidInputError(f"{flag} has no effect {where}: leave it out")
     old = {"decisions"} if flags.decide else {"calibration", "decisions"}
     if any(getattr(setup.file, name) is not None for name in old):
         tell("the old calibration is left out; with enough answers, a new one is fitted")
@@ -122,7 +127,8 @@ def _search(setup: Setup, flags: Namespace) -> int:
     load_metric(metric)
     config = setup.file.config
     if file is not None and "stop" not in setup.file.options:
-        config = config.override({"stop": ("\nQuestion:",)})  # of base models
+        # base models go on with another question
+        config = config.override({"stop": ("\nQuestion:",)})
     names = member_names(setup.file.members)
     tuning.candidates(names, config, find_strategy(setup.file.strategy))
     searched, tested = map(len, tuning.divide(questions))
@@ -225,9 +231,7 @@ def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
     if flags.prompt is not None:
         form = read_text(flags.prompt).removesuffix("\n")
         if "{question}" not in form:
-            raise InvalidInputError(
-                f"{flags.prompt} needs {{question}} in the place of the question"
-            )
+            raise InvalidInputError(f"{flags.prompt} needs {{question}} where the question goes")
     if flags.file is not None:
         questions = tuning.read_questions(flags.file.read_bytes(), form, chat=flags.chat)
     elif setup.is_embedded:

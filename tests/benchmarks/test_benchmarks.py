@@ -56,7 +56,7 @@ def test_the_benchmark_of_the_confidence_fits_on_other_questions(
 
 
 class Scripted:
-    """Replies as the cases expect, except in the turn `fails` of each."""
+    """Gives the expected replies, except in turn `fails` of each case."""
 
     def __init__(self, form: Form, fails: int | None = None) -> None:
         self.replies = {

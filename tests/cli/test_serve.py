@@ -21,7 +21,7 @@ STREAM = {"model": "adafuse", "prompt": "the mill", "max_tokens": 8000, "stream"
 
 @pytest.fixture(autouse=True)
 def log_levels():
-    """The command sets levels of its process, which other tests share here."""
+    """Reset the levels of the loggers, which the command sets for the whole process."""
     loggers = [logging.getLogger(name) for name in ("adafuse_llm", "uvicorn")]
     levels = [each.level for each in loggers]
     yield
@@ -31,7 +31,7 @@ def log_levels():
 
 @pytest.fixture
 def runs(monkeypatch, fakes):
-    """What the command runs, in place of a server. The members of the fakes are loaded."""
+    """Replace the server by a list of what the command wants to run. Members are fakes."""
     seen = []
 
     def run(app, service, listener, load, *, config, on_ready):

@@ -66,7 +66,7 @@ def put_models(page: Path, folder: Path) -> None:
 
 @contextmanager
 def addressed(page: Path, folder: Path) -> Iterator[Document]:
-    """The examples of a page, with the addresses of running servers where the page names some."""
+    """The examples of a page, in which addresses of running servers replace those of the page."""
     copy = folder / page.name
     text = page.read_text(encoding="utf-8")
     code = "".join(str(block.parsed) for block in examples(page).examples())

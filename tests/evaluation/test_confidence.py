@@ -9,7 +9,7 @@ from adafuse_llm.evaluation.confidence import calibrate, reliability
 
 
 def answers(count, seed=1):
-    """Features of answers that are right with a probability of known coefficients."""
+    """Features of answers. Known coefficients give the probability that each one is right."""
     rng = np.random.default_rng(seed)
     sums = -rng.exponential(3.0, size=(count, 2))
     rows = np.column_stack((sums.mean(axis=1), sums, rng.random(count), rng.integers(1, 9, count)))

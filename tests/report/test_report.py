@@ -16,7 +16,7 @@ NASTY = '<b>bold</b> & "quotes"\n\n  <script>alert(1)</script> 中文 🙂 \x1b[
 
 
 def writes(name: str, text: str, *, sure: float = 0.9) -> FakeBackend:
-    """A member that writes `text`, character by character, after whatever prompt ends in ``>``."""
+    """A member that writes `text`, character by character, after any prompt that ends in ``>``."""
 
     def after(whole: str) -> dict[str, float]:
         written = whole[whole.index(">") + 1 :]

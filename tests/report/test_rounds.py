@@ -1,4 +1,4 @@
-"""What rounds are counted as and called, also those that a grammar forced or that chose a text."""
+"""Statistics and descriptions of rounds, also of forced ones and of choices among texts."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def candidate(text: str, *proposers: str, score: float = 0.5, ends: bool = False
 
 
 def decided(*candidates: Any, index: int = 0, winner: int = 0, **told: Any) -> Round:
-    """A round of both members, whose margins are 0.9, unless something else is told."""
+    """A round of both members. By default, all margins are 0.9."""
     margins = dict.fromkeys(MEMBERS, (0.9,))
     told = {"text": candidates[winner]["text"], "margins": margins, "elapsed": 0.25, **told}
     return Round(index=index, candidates=candidates, winner=winner, **told)
