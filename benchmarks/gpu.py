@@ -148,7 +148,7 @@ def compare(
                 start = time.perf_counter()
                 run()
                 seconds[system].append(time.perf_counter() - start)
-        runs = {system: found[1:] for system, found in seconds.items()}  # the first one warms up
+        runs = {system: found[1:] for system, found in seconds.items()}  # the first run warms up
         limit = new * sum(weight_bytes(each.model) for each in pair) / rate
         for system in list(systems)[2:4]:
             for base in list(systems)[:2]:

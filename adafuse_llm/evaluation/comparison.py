@@ -125,7 +125,7 @@ def mcnemar(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
     `wins` and `losses` count the questions that only one of the systems answers right. The p-value
-    is at most 1, and twice the probability that one of two equal systems wins so rarely.
+    is twice the chance of so few wins, or so few losses, if each is a coin toss, and at most 1.
     """
     total = wins + losses
     tail = sum(math.comb(total, each) for each in range(min(wins, losses) + 1))

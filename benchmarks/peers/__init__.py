@@ -37,7 +37,7 @@ STRATEGIES = (
     DeePEn(rate=0.3),
     *(BeamSearch(width) for width in (2, 3, 5)),
 )
-"""The strategies that have a name. Those with a setting in their names are variants."""
+"""The strategies of the suites. The names of variants have a setting in them."""
 
 NAMED = {each.name: each for each in STRATEGIES}
 """These strategies by name, such as ``unite``, ``gac-gated-0.9`` and ``beam-3``."""

@@ -29,7 +29,7 @@ LISTED = 10
 """Number of likeliest next tokens that each member lists."""
 
 CHARACTER_TOKENS = 3
-"""Number of tokens that may complete a character."""
+"""Maximum number of tokens that complete a character."""
 
 UNFINISHED = "\ufffd"
 """What a codec writes in place of an incomplete character at the end of a text."""

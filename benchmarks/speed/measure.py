@@ -1,4 +1,4 @@
-"""Costs of a run, lines of the table, and the machine."""
+"""Measure runs, write the table, and describe the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Counts(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """CPU seconds of all threads of this process, seconds, and the counts of a run."""
+    """The cost of a run: CPU seconds of all threads, wall-clock seconds, and its counts."""
 
     cpu: float
     wall: float

@@ -35,7 +35,7 @@ from benchmarks.speed.measure import Line
 
 REQUESTS: Final = (1, 16, 64)
 PASS_SECONDS: Final = 0.015
-"""Time of a pass of a model with eight billion parameters on a GPU."""
+"""Seconds of a pass of a model with eight billion parameters on a GPU."""
 
 VOCABULARY: Final = 151_936
 """Number of tokens of Qwen2.5."""
