@@ -14,7 +14,7 @@ jobs that are out of step soon share passes.
 
 A member reads a long prompt in pieces (`Backend.read_piece`), after each of which the query waits
 again. While other jobs write, `READ_PATIENCE` of their evaluations go first, also those of other
-members in this process.
+members on the same device.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs that
 are cancelled or late, and serves the other lanes.
@@ -76,7 +76,7 @@ class _Lane(threading.Thread):
     """The queries that wait for one lane, oldest first, and the thread that evaluates them.
 
     Attributes:
-        beside: the lanes that compute in this process, if this one does.
+        beside: the lanes that compute on the same device, with this one.
         batch: the queries that are being evaluated.
         passes: number of evaluations in the lanes `beside` since this lane read a piece of a
             prompt. Those that only read prompts do not count.
@@ -139,9 +139,9 @@ class Scheduler:
         self._budget = CacheBudget(runtime.cache_bytes)
         self._lock = threading.Lock()
         lanes = {backend.name: backend.lane for backend in backends}
-        local = {backend.lane for backend in backends if not backend.is_remote}
+        devices = {backend.lane: backend.device for backend in backends}
         self._new_coordinator = partial(
-            _Coordinator, lanes, local, runtime.max_requests, self._budget, self.work
+            _Coordinator, lanes, devices, runtime.max_requests, self._budget, self.work
         )
         self._coordinator = self._new_coordinator()
 
@@ -223,16 +223,16 @@ class _Coordinator(threading.Thread):
     def __init__(
         self,
         lanes: Mapping[str, str],
-        local: Iterable[str],
+        devices: Mapping[str, str],
         most: int,
         budget: CacheBudget,
         work: dict[str, tuple[int, int]],
     ) -> None:
         super().__init__(name="adafuse", daemon=True)
         self._lanes = {name: _Lane(name) for name in dict.fromkeys(lanes.values())}
-        beside = [self._lanes[name] for name in local]
-        for lane in beside:
-            lane.beside = beside
+        for name, lane in self._lanes.items():
+            beside = [other for other, device in devices.items() if device == devices[name]]
+            lane.beside = [self._lanes[other] for other in beside]
         self._lane_of = {member: self._lanes[name] for member, name in lanes.items()}
         self._most = most
         self._budget = budget

@@ -111,8 +111,8 @@ class Reading(FakeBackend):
     A pass is recorded as the first character of its prompt, in capitals if it reads a piece.
     """
 
-    def __init__(self, before=lambda log: None):
-        super().__init__("m", counting)
+    def __init__(self, before=lambda log: None, **options):
+        super().__init__("m", counting, **options)
         self.log, self.before = "", before
 
     def read_piece(self, trees):
@@ -150,6 +150,18 @@ def test_passes_of_other_requests_come_between_the_pieces_of_a_prompt():
     assert member.log.count("L") == 10
     between = member.log.split("L")[1:-1]
     assert {len(passes) for passes in between} == {scheduler.READ_PATIENCE + 1}, member.log
+
+
+def test_a_prompt_is_read_while_a_member_on_another_device_computes():
+    is_read = threading.Event()
+    busy = Watched("busy", before=lambda queries: is_read.wait(PATIENCE), device="one")
+    with AdaFuseEngine([busy, Reading(device="two")]) as engine:
+        writing = background(engine.generate, "r", max_new_tokens=2, use=["busy"])
+        wait_until(lambda: busy.sizes)
+        long = background(engine.generate, "l" * 105, max_new_tokens=2, use=["m"])
+        assert long.result(PATIENCE).text == " . ."
+        assert not writing.done()
+        is_read.set()
 
 
 @pytest.fixture
