@@ -121,8 +121,9 @@ class Backend(ABC):
         is_remote: whether the member computes outside this process.
         cache_limit: size, in bytes, of the cache that the member has allocated for all requests
             when it was loaded. None if the cache grows with the requests.
-        token_cost: time that each further token adds to a pass, as a share of the time of a pass
-            over one token. The engine drafts less if it is high. It changes no result.
+        token_cost: time that each further token adds to a pass, from 0 to 1, as a share of the time
+            of a pass over one token. Members in this process measure it when they are loaded. If it
+            is high, the engine drafts less. It changes no result.
     """
 
     name: str

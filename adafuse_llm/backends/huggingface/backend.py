@@ -19,6 +19,7 @@ from adafuse_llm.backends.huggingface.self_test import choose
 from adafuse_llm.backends.huggingface.tree_cache import Rows, TreeForm
 from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
+from adafuse_llm.backends.logits.pass_cost import measured_token_cost
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.tree.tokens import TokenTree
@@ -90,18 +91,14 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         self.own_adjustment = own_adjustment(model, self.end_ids)
         self.ignored_settings = ignored_settings(model)
         self.device = str(device)
-        is_quantized = bool(getattr(model, "is_quantized", False))
-        if device.type == "cpu":
-            self.token_cost = 1.0 if is_quantized else 0.2  # six tokens take 2.1 to 2.3 times one
         # the form, and the cache of finished requests
         self._passes = choose(name, self._decoder, form)
         self.form = self._passes.form
-        if self.form == "path":
-            self.token_cost = 1.0  # every token takes a pass
         self._pieces = self._passes.pieces
         row_bytes = max(1, sum(self._passes.token_bytes.values()))
         limit = max(0, prefix_cache_bytes) // row_bytes if self.form == "tree" else 0
         self._kept: PrefixCache[Rows | TreeForm] = PrefixCache(limit)
+        self.token_cost = measured_token_cost(self, self._forget)
         if self.ignored_settings:
             logger.warning(
                 "member %r: its generation config sets %s, which members do not follow. To get the "

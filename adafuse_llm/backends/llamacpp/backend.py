@@ -16,6 +16,7 @@ from adafuse_llm.backends.llamacpp.library import Settings
 from adafuse_llm.backends.llamacpp.state import LlamaState
 from adafuse_llm.backends.llamacpp.trial import load, try_file
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
+from adafuse_llm.backends.logits.pass_cost import measured_token_cost
 from adafuse_llm.backends.logits.state import check_tokens, learn
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import InvalidOptionError, LoadError
@@ -36,10 +37,6 @@ SPARE_CELLS = 512
 
 PART_NODES = 64
 """Maximum number of nodes that are planned together. Every one may need its own sequence."""
-
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types of weights that are not quantized."""
-
 
 Batch = list[tuple[LlamaState, Entry, Node | None]]
 """Tokens that run together. For each: its request's state, its entry, and its node if a query needs
@@ -92,9 +89,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
         self._model, vocabulary = load(facts, label, settings)
         self.tokenizer = vocabulary.tokenizer
-        # further tokens cost little only while a pass waits for weights
-        if not self._model.on_gpu:
-            self.token_cost = 0.2 if facts.file_type in FLOATS else 1.0
         self._repeatable = repeatable
         if repeatable and self._model.on_gpu:
             raise InvalidOptionError(
@@ -123,6 +117,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
         self.cache_limit = self._context.cells * self._cell_bytes
         self._kept: PrefixCache[int] = PrefixCache(prefix_cache_bytes // self._cell_bytes, MAX_KEPT)
+        self.token_cost = measured_token_cost(self, self._forget)
 
     @property
     def lane(self) -> str:
