@@ -83,7 +83,8 @@ class AdaFuseRelevance(BaseNodePostprocessor):
 
     def __init__(self, llm: AdaFuseLLM | None = None, **fields: Any) -> None:
         own = {name: fields.pop(name) for name in type(self).model_fields if name in fields}
-        super().__init__(llm=_model(llm, fields), **own)
+        own["llm"] = _model(llm, fields)
+        super().__init__(**own)
 
     @classmethod
     def class_name(cls) -> str:
