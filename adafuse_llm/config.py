@@ -293,9 +293,8 @@ class AdaFuseConfig(Options):
     top_logprobs: int = Field(default=0, ge=0, le=20)
     """Number of likeliest tokens to list with each committed token. A number above 0 also turns
     on `logprobs`. At most 20."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as `enable_thinking`. A dict of
-    variables under the name of a member is for this member only."""
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    """Variables for the members' chat templates, such as `enable_thinking`."""
     continue_final_message: bool = False
     """Whether the response continues the last message, which must be an assistant's."""
     calibration: Calibration | None = None
@@ -335,11 +334,11 @@ class AdaFuseConfig(Options):
             )
         return schema
 
-    @field_validator("json_schema")
+    @field_validator("json_schema", "chat_template_kwargs")
     @classmethod
-    def _usable_schema(cls, schema: Any) -> Any:
-        _check_unicode(json.dumps(schema, ensure_ascii=False, allow_nan=False))
-        return schema
+    def _usable_json(cls, value: Any) -> Any:
+        _check_unicode(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return value
 
     @field_validator("choices")
     @classmethod

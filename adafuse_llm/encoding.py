@@ -19,7 +19,7 @@ from adafuse_llm.request import Checked
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.reply_start import mixed_reasoning, start_replies
-from adafuse_llm.text.templates import ReplyStart, member_variables
+from adafuse_llm.text.templates import ReplyStart, check_variables
 from adafuse_llm.tree.adjustment import NOTHING, Adjustment, changes_of
 from adafuse_llm.tree.sampling import Sampling
 
@@ -35,14 +35,13 @@ Active = Sequence[tuple[Backend, float]]
 class Encoder:
     """Encodes prompts for the members of an engine, and warns of prompts that work badly."""
 
-    def __init__(self, members: tuple[str, ...]) -> None:
-        self._names = members
+    def __init__(self) -> None:
         self._warns_of_tokens = self._warns_of_templates = True
 
     def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
         """Warn of members that do not fit together."""
         codecs = {backend.name: backend.codec for backend, _ in active}
-        variables = self._variables(active, config)
+        variables = _variables(active, config)
         have_template = {name: codec.has_chat_template for name, codec in codecs.items()}
         for warning in (mixed_templates(have_template), mixed_reasoning(codecs, variables)):
             if warning:
@@ -157,7 +156,7 @@ class Encoder:
     def _reply_starts(
         self, checked: Checked, active: Active, response: GrammarState | None, *, to_score: bool
     ) -> tuple[dict[str, ReplyStart], str]:
-        variables = self._variables(active, checked.config)
+        variables = _variables(active, checked.config)
         if checked.conversation is None:
             return {}, ""
         permits: Callable[[str], bool] | None = None if response is None else response.holds
@@ -165,10 +164,6 @@ class Encoder:
             permits = lambda _: False  # noqa: E731
         codecs = {backend.name: backend.codec for backend, _ in active}
         return start_replies(codecs, checked.conversation, variables, permits)
-
-    def _variables(self, active: Active, config: AdaFuseConfig) -> dict[str, dict[str, Any]]:
-        facts = {backend.name: backend.codec.template_facts for backend, _ in active}
-        return member_variables(config.chat_template_kwargs, facts, self._names)
 
 
 def text_tokens(backend: Backend, text: str) -> tuple[list[int], bool]:
@@ -213,6 +208,14 @@ def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
                 f"{member.window}. Shorten the prompt, or leave this member out."
             )
     return sum(sizes)
+
+
+def _variables(active: Active, config: AdaFuseConfig) -> Mapping[str, Any]:
+    variables = config.chat_template_kwargs or {}
+    check_variables(
+        variables, {backend.name: backend.codec.template_facts for backend, _ in active}
+    )
+    return variables
 
 
 def _encode(

@@ -131,7 +131,7 @@ class AdaFuseEngine(Engine):
         if self.config.decisions is not None:
             self.config.decisions.check(names)
 
-        self._encoder = Encoder(self.members)
+        self._encoder = Encoder()
         self.runtime = runtime or RuntimeConfig()
         self._owned: tuple[Backend, ...] = ()
         self.scheduler = Scheduler(self.backends, self.runtime)

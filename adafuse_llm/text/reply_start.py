@@ -31,9 +31,6 @@ EFFORT = "reasoning_effort"
 
 QUESTION = check_conversation([{"role": "user", "content": "word"}])
 
-Variables = Mapping[str, Mapping[str, Any]]
-"""Variables for the chat template of each active member, by its name."""
-
 
 @dataclass(frozen=True)
 class _Beginning:
@@ -106,7 +103,7 @@ def _is_off(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
 def start_replies(
     codecs: Mapping[str, TextCodec],
     conversation: Conversation,
-    variables: Variables,
+    variables: Mapping[str, Any],
     permits: Callable[[str], bool] | None = None,
 ) -> tuple[dict[str, ReplyStart], str]:
     """Choose how the chat templates of the active members begin a reply.
@@ -125,7 +122,7 @@ def start_replies(
                 f"response permits none. Close the reasoning with {REASONING_CLOSES}, or leave the "
                 "form out."
             )
-        return {name: ReplyStart(values) for name, values in variables.items()}, prefix
+        return {name: ReplyStart(variables) for name in codecs}, prefix
     # unless all members reason, nobody does
     beginnings = _beginnings(codecs, conversation, variables)
     if not (free and all(each.reasons for each in beginnings)):
@@ -142,7 +139,7 @@ def start_replies(
     return starts, prefix
 
 
-def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Variables) -> str | None:
+def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Mapping[str, Any]) -> str | None:
     """Return a warning if only some members reason, and no variable switches this off, or None."""
     beginnings = _beginnings(codecs, QUESTION, variables)
     reasoning = [each.name for each in beginnings if each.without_reasoning(QUESTION).reasons]
@@ -158,8 +155,6 @@ def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Variables) -> st
 
 
 def _beginnings(
-    codecs: Mapping[str, TextCodec], conversation: Conversation, variables: Variables
+    codecs: Mapping[str, TextCodec], conversation: Conversation, variables: Mapping[str, Any]
 ) -> list[_Beginning]:
-    return [
-        _Beginning.of(name, codec, conversation, variables[name]) for name, codec in codecs.items()
-    ]
+    return [_Beginning.of(name, codec, conversation, variables) for name, codec in codecs.items()]

@@ -1,13 +1,12 @@
 """Chat templates: their variables, and conversations rendered with them as transformers does.
 
 A template is a program in Jinja. Besides the messages, it may read variables such as
-``enable_thinking``. `AdaFuseConfig.chat_template_kwargs` sets them, for all members or for one.
+``enable_thinking``. `AdaFuseConfig.chat_template_kwargs` sets them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,6 @@ from adafuse_llm.text.conversation import (
     to_json,
 )
 from adafuse_llm.text.reasoning import REASONING_CLOSES
-from adafuse_llm.text.words import check_text
 
 OPTION = "chat_template_kwargs"
 
@@ -224,53 +222,22 @@ def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[d
     return result
 
 
-def member_variables(
-    option: Mapping[str, Any] | None, facts: Mapping[str, TemplateFacts], members: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Return the variables for the template of every active member, by its name.
-
-    `facts` are those of the active members, and `members` the names of all.
+def check_variables(variables: Mapping[str, Any], facts: Mapping[str, TemplateFacts]) -> None:
+    """Check the variables for the templates of members, given the facts of these by name.
 
     Raises:
-        InvalidOptionError: a value is not JSON, or no template reads the variable.
+        InvalidOptionError: no template reads a variable, or the value of a switch is no boolean.
     """
-    # under the name of a member stand its own variables
-    shared: dict[str, Any] = {}
-    own: dict[str, Mapping[str, Any]] = {}
-    for name, value in (option or {}).items():
-        if name in members and isinstance(value, Mapping):
-            own[name] = value
-        else:
-            shared[name] = value
-    _check_variables(shared, facts, members)
-    for member, variables in own.items():
-        _check_variables(variables, {member: facts[member]} if member in facts else {}, ())
-    return {member: {**shared, **own.get(member, {})} for member in facts}
-
-
-def _check_variables(
-    variables: Mapping[str, Any], facts: Mapping[str, TemplateFacts], members: Sequence[str]
-) -> None:
-    # refuse a variable that no template reads
     read = sorted({name for each in facts.values() for name in each.variables})
     for name, value in variables.items():
-        if facts and name not in read:
+        if name not in read:
             whose = "the members" if len(facts) > 1 else "member"
-            allowed = [*read, *(members if isinstance(value, Mapping) else ())]
             raise InvalidOptionError(
                 f"option {OPTION!r}: no chat template of {whose} {', '.join(map(repr, facts))} "
-                f"reads {short_repr(name)}.{nearest(str(name), allowed)} Variables that can be "
-                f"set: {', '.join(read) or 'none'}."
+                f"reads {short_repr(name)}.{nearest(name, read)} Variables that can be set: "
+                f"{', '.join(read) or 'none'}."
             )
         if name in SWITCHES and not isinstance(value, bool):
             raise InvalidOptionError(
                 f"option {OPTION!r}: {name!r} must be true or false; got {short_repr(value)}"
             )
-        try:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidOptionError(
-                f"option {OPTION!r}: the value of {name!r} must be JSON ({error}); got "
-                f"{short_repr(value)}"
-            ) from None
-        check_text(text, f"option {OPTION!r}")

@@ -224,7 +224,7 @@ def error_of(call: Callable[[Engine], Any], engine: Engine) -> tuple[type[AdaFus
         lambda e: e.generate_batch(["x", " "]),
         lambda e: e.generate_batch(["x", LONG]),
         lambda e: e.open([Request(prompt="x", texts=each) for each in (["a"], [])]),
-        lambda e: e.generate(messages=TURNS, chat_template_kwargs={"three": {"thinks": True}}),
+        lambda e: e.generate(messages=TURNS, chat_template_kwargs={"thinks": True}),
     ],
 )
 def test_errors_are_those_of_the_engine(

@@ -63,11 +63,9 @@ def test_the_special_tokens_of_a_tokenizer_are_no_variables() -> None:
     ("names", "variables", "says"),
     [
         (["qwen", "chatml"], {"enable_thnking": False}, "'enable_thnking'.*Did you mean 'enable_t"),
-        (["qwen", "chatml"], {"chatml": {"enable_thinking": False}}, "member 'chatml' reads 'en"),
         (["qwen"], {"messages": []}, "reads 'messages'"),
         (["qwen"], {"enable_thinking": "false"}, "'enable_thinking' must be true or false"),
-        (["qwen"], {"said": float("nan")}, "must be JSON"),
-        (["qwen", "chatml"], {"qwen3": {"x": 1}}, "reads 'qwen3'.*Did you mean 'qwen'"),
+        (["qwen"], {"said": float("nan")}, "JSON compliant"),
     ],
 )
 def test_variables_that_no_template_reads_are_refused(
@@ -102,7 +100,6 @@ NO = {"enable_thinking": False}
         ([], {}, {"deepseek": "<|A|>" + OFF, "granite": "<|assistant|>", "chatml": CHAT}),
         ([], {"enable_thinking": True}, {"qwen": CHAT, "chatml": CHAT}),
         ([], NO, {"qwen": OFF, "smol": OFF}),
-        ([], {**NO, "smol": {"enable_thinking": True}}, {"qwen": OFF, "smol": CHAT}),
         ([BRIEF], {}, {"smol": OFF, "deepseek": OFF, "qwen": OFF}),
     ],
 )
