@@ -28,6 +28,11 @@ logger = logging.getLogger(__name__)
 BEFORE = "\n"
 """Text before a text whose tokens are counted, because the start of a prompt can differ."""
 
+BASE_MODELS = (
+    "no member has a chat template, so they read messages as plain text (User: ...), as base "
+    "models do. For answers, use instruction-tuned models"
+)
+
 Active = Sequence[tuple[Backend, float]]
 """The members that decode, with their weights."""
 
@@ -36,26 +41,20 @@ class Encoder:
     """Encodes prompts for the members of an engine, and warns of prompts that work badly."""
 
     def __init__(self) -> None:
-        self._warns_of_tokens = self._warns_of_templates = True
+        self._warned: set[str] = set()
 
     def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
         """Warn of members that do not fit together."""
         codecs = {backend.name: backend.codec for backend, _ in active}
         variables = _variables(active, config)
         have_template = {name: codec.has_chat_template for name, codec in codecs.items()}
-        for warning in (mixed_templates(have_template), mixed_reasoning(codecs, variables)):
-            if warning:
-                logger.warning("%s", warning)
+        self._warn_once("templates", mixed_templates(have_template))
+        self._warn_once("reasoning", mixed_reasoning(codecs, variables))
 
-    def _warn_of_base_models(self, active: Active) -> None:
-        if not self._warns_of_templates:
-            return
-        self._warns_of_templates = False
-        if not any(backend.codec.has_chat_template for backend, _ in active):
-            logger.warning(
-                "no member has a chat template, so they read messages as plain text (User: ...), "
-                "as base models do. For answers, use instruction-tuned models"
-            )
+    def _warn_once(self, kind: str, warning: str | None) -> None:
+        if warning and kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s", warning)
 
     def members(
         self,
@@ -104,10 +103,7 @@ class Encoder:
                 form, space_tokens = _form(backend, grammar, response, opening, space_tokens)
             ids = _encode(backend, checked, starts.get(name), bare=bool(space_tokens))
             if conversation is None:
-                warning = self._warns_of_tokens and spelled_token(name, backend.codec, text)
-                if warning:
-                    self._warns_of_tokens = False
-                    logger.warning("%s", warning)
+                self._warn_once("tokens", spelled_token(name, backend.codec, text))
                 ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {name!r}")
@@ -130,7 +126,7 @@ class Encoder:
         for seed in seeds:
             own = None if response is None else response.copy()
             sampling = None
-            if is_free and config.temperature and seed is not None:
+            if seed is not None:
                 sampling = Sampling(
                     seed, config.temperature, config.top_p, config.top_k, config.min_p
                 )
@@ -141,8 +137,8 @@ class Encoder:
                 ]
             )
         _check_windows(responses[0])
-        if conversation is not None:
-            self._warn_of_base_models(active)
+        if conversation is not None and not any(b.codec.has_chat_template for b, _ in active):
+            self._warn_once("base models", BASE_MODELS)
         return responses
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
@@ -172,19 +168,19 @@ def text_tokens(backend: Backend, text: str) -> tuple[list[int], bool]:
         return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)
 
 
-def check_draws(active: Active, config: AdaFuseConfig) -> None:
-    """Check that all active members can draw responses."""
-    for backend, _ in active:
-        if not backend.knows_distributions:
-            raise InvalidOptionError(
-                f"option 'temperature': member {backend.name!r} cannot draw tokens; got "
-                f"{config.temperature}. Leave the member out with use=[...], or leave the "
-                "option out."
-            )
+def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) -> None:
+    """Check that a member has the distributions that an option draws from or changes."""
+    if not backend.knows_distributions:
+        raise InvalidOptionError(
+            f"option {option!r}: member {backend.name!r} lists only its likeliest tokens, so it "
+            "cannot draw tokens or change their probabilities; got "
+            f"{short_repr(getattr(config, option))}. Leave the member out with use=[...], or leave "
+            "the option out."
+        )
 
 
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
-    """Check that all choices fit the limits of all members. Return the number of their tokens."""
+    """Check that the limit of tokens allows every choice. Return the number of all their tokens."""
     choices, is_reply = config.choices or (), members[0].opening.is_reply
     if is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(
@@ -194,27 +190,18 @@ def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
     # a member may begin a reply with a space
     forms = (*choices, *(f" {text}" for text in choices)) if is_reply else choices
     sizes = [member.size(form) for member in members for form in forms]
-    longest = max(sizes)
-    for member in members:
-        if member.limit < longest:
-            raise InvalidOptionError(
-                f"option 'max_new_tokens': the longest of the choices has {longest} tokens; got "
-                f"{member.limit}. Allow at least {longest}."
-            )
-        if member.window is not None and member.prompt_tokens + longest > member.window:
-            raise ContextWindowError(
-                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and the "
-                f"longest of the choices has {longest}, which exceeds the context window of "
-                f"{member.window}. Shorten the prompt, or leave this member out."
-            )
+    longest, limit = max(sizes), members[0].limit
+    if limit < longest:
+        raise InvalidOptionError(
+            f"option 'max_new_tokens': the longest of the choices has {longest} tokens; got "
+            f"{limit}. Allow at least {longest}."
+        )
     return sum(sizes)
 
 
 def _variables(active: Active, config: AdaFuseConfig) -> Mapping[str, Any]:
-    variables = config.chat_template_kwargs or {}
-    check_variables(
-        variables, {backend.name: backend.codec.template_facts for backend, _ in active}
-    )
+    facts = {backend.name: backend.codec.template_facts for backend, _ in active}
+    check_variables(variables := config.chat_template_kwargs or {}, facts)
     return variables
 
 
@@ -262,14 +249,9 @@ def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustme
     adjustment = replace(backend.own_adjustment, **changes)
     if adjustment == NOTHING:
         return None
-    if not backend.knows_distributions:
-        changed = changes_of(adjustment)
-        option = next(name for name in ADJUSTMENTS if name in changed or name == "logit_bias")
-        raise InvalidOptionError(
-            f"option {option!r}: member {backend.name!r} cannot change its distributions; got "
-            f"{short_repr(getattr(config, option))}. Leave the member out with use=[...], or leave "
-            "the option out."
-        )
+    changed = changes_of(adjustment)
+    option = next(name for name in ADJUSTMENTS if name in changed or name == "logit_bias")
+    check_distributions(backend, option, config)
     if adjustment.min_new_tokens > limit:
         raise InvalidOptionError(
             f"option 'min_new_tokens' must be at most max_new_tokens ({limit}); got "

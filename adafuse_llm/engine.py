@@ -24,7 +24,7 @@ from adafuse_llm.config import (
 from adafuse_llm.decoding.draft import Drafts, NoDrafts
 from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.decoding.rounds import PlayRound, Response, choose, decode, pool_texts, score_texts
-from adafuse_llm.encoding import Active, Encoder, check_choices, check_draws, text_tokens
+from adafuse_llm.encoding import Active, Encoder, check_choices, check_distributions, text_tokens
 from adafuse_llm.errors import InvalidInputError, RequestCancelledError, short_repr
 from adafuse_llm.grammar.grammar import NO_LEAD, Grammar
 from adafuse_llm.grammar.matchers import is_available
@@ -324,10 +324,10 @@ class AdaFuseEngine(Engine):
 
         # a job for every response
         seeds: Sequence[int | None] = (None,)
-        if config.temperature:
+        if config.temperature and config.choices is None:
             seeds = config.seeds()
-            if config.choices is None:
-                check_draws(active, config)
+            for backend, _ in active:
+                check_distributions(backend, "temperature", config)
         top = max(self.strategy.top(config), config.top_logprobs)
         responses = self._encoder.members(checked, active, top, seeds)
         return [
