@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.errors import CacheMemoryError
@@ -24,7 +24,7 @@ class CacheBudget:
         members: Sequence[MemberState],
         limit: int,
         spare: int,
-        running: Iterable[Needs] = (),
+        running: Sequence[Needs] = (),
         least: int | None = None,
     ) -> tuple[Needs, int]:
         """Return the maximum bytes that a request needs on each device, and its limit of tokens.
@@ -54,7 +54,8 @@ class CacheBudget:
                 # Half of the memory that no request holds. Nobody knows how much of what the
                 # running requests reserve they hold already, so a limit in this range stays.
                 free = backend.free_bytes()
-                lowest, most = free // 2, (free + _sum(running)[place]) // 2
+                reserved = sum(each.get(place, 0) for each in running)
+                lowest, most = free // 2, (free + reserved) // 2
                 self._limits[place] = min(max(self._limits.get(place, 0), lowest), most)
             needs[place] += needed
         # where it is too much, shorten the response or refuse it
@@ -70,20 +71,13 @@ class CacheBudget:
                 )
         return needs, limit
 
-    def fits(self, requests: Iterable[Needs], elsewhere: Iterable[Needs] = ()) -> bool:
-        """Return whether these requests and those of other engines fit at the same time."""
-        # the others count where the limit is a part of the free memory
-        others = _sum(elsewhere) if self._limit is None else Counter()
-        return all(used + others[at] <= limit for at, (used, limit) in self.use(requests).items())
+    def fits(self, requests: Sequence[Needs]) -> bool:
+        """Return whether these requests fit at the same time."""
+        return all(used <= limit for used, limit in self.use(requests).values())
 
-    def use(self, requests: Iterable[Needs]) -> dict[str, tuple[int, int]]:
+    def use(self, requests: Sequence[Needs]) -> dict[str, tuple[int, int]]:
         """Return the bytes that requests reserve on each device, and the device's limit."""
-        total = _sum(requests)
-        return {device: (total[device], limit) for device, limit in self._limits.copy().items()}
-
-
-def _sum(requests: Iterable[Needs]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for needs in requests:
-        total.update(needs)
-    return total
+        return {
+            place: (sum(each.get(place, 0) for each in requests), limit)
+            for place, limit in self._limits.copy().items()
+        }
