@@ -35,15 +35,11 @@ class Strategy(ABC):
     round, and of equal scores the first. A subclass documents its ``score`` and its ``nll``.
     """
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name of the strategy, such as ``"adafuse"``."""
+    name: str
+    """Name of the strategy, such as ``"adafuse"``."""
 
-    @property
-    @abstractmethod
-    def options(self) -> frozenset[str]:
-        """The options that the strategy uses besides `ALWAYS_USED`."""
+    options: frozenset[str]
+    """The options that the strategy uses besides `ALWAYS_USED`."""
 
     def check(self, members: Sequence[Backend]) -> None:
         """Check that the strategy can decode with these members.
