@@ -1,4 +1,4 @@
-"""The members of a request: prompts in the tokens of each, and checks that a response has room."""
+"""Encodes the prompt of a request for every member, and checks that a response has room."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from adafuse_llm.tree.sampling import Sampling
 logger = logging.getLogger(__name__)
 
 BEFORE = "\n"
-"""Text before a text whose tokens are counted, because the start of a prompt can differ."""
+"""Text before a text that is encoded alone, because tokens can differ at the start of a prompt."""
 
 BASE_MODELS = (
     "no member has a chat template, so they read messages as plain text (User: ...), as base "
@@ -78,12 +78,12 @@ class Encoder:
         check_listed([backend for backend, _ in active], top)
         is_free = not to_score and config.choices is None
 
-        # the text that the response continues; the response may begin with its last spaces
+        # the text that the response continues; members may write its last spaces
         begun = (checked.request.prompt or "") if conversation is None else conversation.begun
         text = begun.rstrip(" ")
         spaces = len(begun) - len(text)
 
-        # what the response has to be, and what the chat templates write of it
+        # the form of the response, and the part of it that the chat templates write
         grammar = None if to_score else Grammar.of(config)
         response = None if grammar is None else grammar.text()
         starts, prefix = self._reply_starts(checked, active, response, to_score=to_score)
@@ -226,8 +226,8 @@ def _form(
     opening: Opening,
     space_tokens: SpaceTokens | None,
 ) -> tuple[Form, SpaceTokens | None]:
-    # the form of a response, and the tokens for the spaces of the prompt; None if no token begins
-    # with these spaces as the grammar requires, so that they stay in the prompt
+    # The form of a response, and the tokens that write the spaces of the prompt. If no token writes
+    # them as the grammar requires, they stay in the prompt, and the second value is None.
     vocabulary = backend.grammar_vocabulary()
     if opening.spaces and space_tokens is not None:
         state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
@@ -239,7 +239,7 @@ def _form(
 
 
 def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustment | None:
-    # what the request does not set is that of the member's checkpoint
+    # the member's checkpoint sets what the request does not
     changes: dict[str, Any] = {
         name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
     }

@@ -58,7 +58,7 @@ passes then save more than drafts."""
 
 
 class EngineOptions(TypedDict, total=False):
-    """Types of the keyword arguments that `AdaFuseEngine` and what loads one have in common."""
+    """Types of the keyword arguments of `AdaFuseEngine`, and of the methods that load one."""
 
     config: AdaFuseConfig | None
     strategy: Strategy | str
@@ -312,7 +312,7 @@ class AdaFuseEngine(Engine):
         if request.texts is not None:
             return [self._scoring(checked, request.texts)]
 
-        # can strategy and members do what the options ask for?
+        # strategy and members must be able to follow the options
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
@@ -351,7 +351,7 @@ class AdaFuseEngine(Engine):
         else:
             play = self.strategy.begin(StrategyContext(members, config, drafts))
 
-        # the memory that it needs, which may leave fewer tokens
+        # the memory that the response needs; if memory is short, the limit of tokens shrinks
         least = FREE_TOKENS if config.max_new_tokens in (None, NO_LIMIT) else None
         needs, limit = self.scheduler.cache_needs(members, checked.limit, spare, least)
         for member in members:

@@ -36,8 +36,8 @@ class Engine(ABC):
     Both give the same results. An engine is thread-safe, and a context manager that closes it.
 
     Args:
-        on_round: function to call with every round of every request, where the events are read. If
-            it raises an exception, the engine logs it and goes on.
+        on_round: function to call with every round of every request, in the thread that reads the
+            events. If it raises an exception, the engine logs it and goes on.
 
     Attributes:
         members: names of the members.
@@ -93,7 +93,7 @@ class Engine(ABC):
         return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        """Return the tokens of a text behind other text, by member (option ``use``).
+        """Return the tokens of a text behind other text, by active member.
 
         The errors are those of `encode_prompt`.
         """
@@ -111,7 +111,7 @@ class Engine(ABC):
         All other methods that decode, choose or score are built on this one. The requests run at
         the same time, and can have different options. A request without `texts` gives `StreamEvent`
         objects, and one with `texts` gives its `Scores`. If one request fails, the run stops the
-        others and raises the error. An error about the input of one of several has its number.
+        others and raises the error. An error about the input of one request has its number.
 
         The requests, and the seconds of their ``timeout``, start with the first event that is read.
         Reading slowly does not slow the requests.

@@ -1,4 +1,4 @@
-"""What an application asks an engine for, and the checks of it."""
+"""Requests: what an application asks an engine for, and checks of its input."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Given(GivenBatch, total=False):
 
 
 class Checked(NamedTuple):
-    """A request whose input is checked: its conversation, if it has messages; the engine's options
-    with its own; and its maximum number of new tokens, if memory allows it.
+    """A request with checked input: its conversation, if it has messages; all of its options, with
+    those of the engine; and the maximum number of new tokens, which a lack of memory can lower.
     """
 
     request: Request
@@ -83,7 +83,7 @@ class Request:
             The response then has the text so far and ``finish_reason="cancelled"``. An exception of
             its ``is_set`` ends the request, too.
         name: its name in errors about its input. Default: its number in the batch.
-        is_long: whether the response is long by default, as one with a form is.
+        is_long: whether the default of ``max_new_tokens`` is that of responses with a form.
     """
 
     prompt: str | None = None
@@ -112,10 +112,10 @@ class Request:
     def checked(self, config: AdaFuseConfig, *, to_encode: bool = False) -> Checked:
         """Check the request for an engine with the options `config`.
 
-        If only its tokens are wanted, `to_encode`, the prompt can be empty.
+        With `to_encode`, the caller wants only the tokens of the prompt, which can be empty.
 
         Raises:
-            InvalidInputError: something cannot be used.
+            InvalidInputError: the input cannot be used.
         """
         if self.texts is not None:
             _check_texts(self.texts)
@@ -158,9 +158,9 @@ def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> l
 
 
 def numbered(error: E, request: Request, number: int, size: int) -> E:
-    """Return an error about the input of a request in a batch of `size`, with its name or number.
+    """Return an error about the input of a request, with its name, or its number in the batch.
 
-    Errors about options, and all others, stay as they are.
+    Other errors, such as those about options, stay as they are. `size` is that of the batch.
     """
     is_option = isinstance(error, InvalidOptionError)
     name = request.name or (f"input {number} of the batch" if size > 1 else "")

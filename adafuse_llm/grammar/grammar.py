@@ -1,8 +1,8 @@
 """Texts of a given form: JSON schemas, regular expressions and Lark grammars.
 
 The library llguidance (extra ``grammar``) compiles a grammar and reads text byte by byte.
-`GrammarState` follows the text of a response, and `GrammarVocabulary` has the tokens of a member
-that may follow (`adafuse_llm.decoding.permits`).
+`GrammarState` follows the text of a response, and `GrammarVocabulary` knows which tokens of a
+member may come next (`adafuse_llm.decoding.permits`).
 
 A member may write something before the response: spaces at the end of the prompt, or one space
 before a reply to messages. This is the *lead* of its grammar.
@@ -39,16 +39,16 @@ MAX_CHARACTERS = 1_000_000
 """Maximum number of characters in a grammar."""
 
 MAX_FORCED = 1_000
-"""Maximum number of bytes of the text that is forced at once."""
+"""Maximum number of bytes that `GrammarState.forced` returns."""
 
 MAX_GRAMMARS = 16
-"""Maximum number of compiled grammars that are kept, for each member and for texts."""
+"""Maximum number of compiled grammars to keep: for each member, and for texts."""
 
 OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
-"""Last line of every grammar, which overrules earlier ones. Forced text may have any tokens."""
+"""Last line of every grammar, which overrules earlier ones. Any tokens may write forced text."""
 
 NEEDED_BYTES = (*b"\n", *range(0x20, 0x7F))
-"""The bytes of printable ASCII. A member without tokens of all could get stuck in any grammar."""
+"""A member that has no token for one of these bytes could get stuck in any grammar."""
 
 _ERROR = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*?)(?:\n +\d+ \|.*)?", re.DOTALL)
 _REMEDIES = {
@@ -87,7 +87,7 @@ class Grammar:
             raise GrammarError(
                 "no text fits it. Every repetition and recursion must be able to end."
             )
-        # some members begin replies with whitespace, which then belongs to the response
+        # if a response may begin with whitespace, the whitespace of a reply is a part of it
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
@@ -104,7 +104,7 @@ class Grammar:
             if source is not None:
                 text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
                 try:
-                    # a lexer grows with the texts that it reads, up to a limit
+                    # a lexer grows while it reads, up to a limit; a new one then replaces it
                     if not is_usable(_grammar(option, text)._start):
                         _grammar.cache_clear()
                     return _grammar(option, text)
@@ -147,7 +147,7 @@ def _reason(error: str, option: str) -> str:
     line, column, message = match.groups() if match else ("", "", error)
     message = " ".join(message.split()).removeprefix("failed to compile JSON schema: ")
     message = message.rpartition(" error: ")[2]
-    # what is wrong decides what to do; else the option does
+    # some errors need a remedy of their own; the others have that of the option
     remedy = _REMEDIES[option]
     if message.startswith("Unsatisfiable"):
         remedy = "No value fits this part. Correct it."
@@ -159,9 +159,9 @@ def _reason(error: str, option: str) -> str:
 
 
 class GrammarState:
-    """A response, read by its grammar: a matcher over bytes. Not thread-safe.
+    """A response as its grammar reads it, byte by byte. Not thread-safe.
 
-    `begun` is text of the grammar that precedes the response.
+    `begun` is the part of the grammar's text that precedes the response.
     """
 
     def __init__(self, state: Any, begun: str = "") -> None:
@@ -202,7 +202,7 @@ class GrammarState:
                 break
             forced += following
             state.consume_token(following[0])
-        # a character or a word that is only begun is not forced yet
+        # leave out a character or a word of which only the beginning must follow
         text = forced.decode(errors="ignore")
         if self.ends_after(text):  # the last word is whole, too
             return text
@@ -214,7 +214,7 @@ class GrammarState:
         return GrammarState(self._first, self.begun)
 
     def begun_with(self, text: str) -> GrammarState:
-        """Return a response that follows `text`, or this response if the grammar forbids it."""
+        """Return a response that follows `text`, or this one if the grammar forbids the text."""
         state = after(self._state, text.encode())
         return self if state is None else GrammarState(state, text)
 
@@ -233,7 +233,7 @@ class GrammarVocabulary:
         self._tokenizer = tokenizer
         self._size = (max(tokenizer.vocab_size, len(texts)) + 7) // 8
         self._ends = _bits(end_ids)
-        # the tokens that llguidance reads as the texts that the member's codec decodes
+        # use the tokens that llguidance reads as the member's codec decodes them
         read = {
             token: self.read([token])
             for token, text in enumerate(texts[: tokenizer.vocab_size])
@@ -250,7 +250,7 @@ class GrammarVocabulary:
         self._start = functools.lru_cache(MAX_GRAMMARS)(self._compiled)
 
     def matcher(self, grammar: Grammar, lead: str, begun: str = "") -> Any:
-        """Return a new matcher of a lead and a response, after its beginning `begun`.
+        """Return a new matcher of a lead and a response, which has read the text `begun`.
 
         Raises:
             GrammarError: the grammar is too complex for these tokens, or they cannot write `begun`.
@@ -262,7 +262,7 @@ class GrammarVocabulary:
                 f"member {self.name!r} has no tokens for {begun!r:.80}, with which the response "
                 "begins. Leave it out with use=[...], or begin the response with other text."
             )
-        # a copy of the compiled grammar, whose lexer grows up to a limit
+        # copies share a lexer, which grows up to a limit; a new one then replaces it
         lark = grammar.lark(lead)
         if not is_usable(self._start(grammar.option, lark)):
             self._start.cache_clear()
@@ -294,7 +294,7 @@ class GrammarVocabulary:
     def mask(self, state: Any) -> Allowed | None:
         """Return the tokens that may follow in a state of a matcher; None if there are none."""
         bits = int.from_bytes(next_tokens(state, self.name), "little") & self._usable
-        # the end is one alternative, whatever its tokens
+        # all tokens that end the response are one alternative
         may_end = not state.is_error() and bool(state.is_accepting())
         is_forced = bits & (bits - 1) == 0 and bool(bits) != may_end
         if may_end:

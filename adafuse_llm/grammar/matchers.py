@@ -89,20 +89,20 @@ def compiled(tokenizer: Any, lark: str) -> Any:
 
 
 def is_usable(matcher: Any) -> bool:
-    """Return whether the lexer, which a matcher shares with its copies, is below its limit."""
+    """Return whether the lexer of a matcher and of its copies is below its limit."""
     copy = matcher.deep_copy()
     copy.compute_bitmask()
     return not copy.is_error()
 
 
 def next_bytes(state: Any) -> bytes:
-    """Return the bytes that may follow in a matcher over bytes, or raise as `next_tokens` does."""
+    """Return the bytes that a matcher over bytes permits next. The errors are `next_tokens`'s."""
     mask = int.from_bytes(next_tokens(state), "little")
     return bytes(byte for byte in range(256) if mask >> byte & 1)  # without the bit of the end
 
 
 def next_tokens(state: Any, member: str | None = None) -> bytes:
-    """Return the tokens that may follow, one bit per token. Empty if there are none.
+    """Return the tokens that a matcher permits next, one bit per token. Empty if there are none.
 
     Raises:
         GrammarError: the grammar exceeds a limit of llguidance for this `member`.
@@ -124,7 +124,7 @@ def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any |
 
 
 def _is_stuck(state: Any, member: str | None) -> bool:
-    # whether no text goes on from here
+    # whether the grammar permits no more text
     if not state.is_error():
         return False
     if state.get_error().startswith("NoExtensionBias"):

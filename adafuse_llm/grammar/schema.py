@@ -1,10 +1,9 @@
 """JSON schemas that a grammar compiler enforces exactly.
 
-llguidance enforces most keywords, and refuses most others. `enforceable` closes what is left open:
-it refuses the keywords in `_REFUSED`, and whatever else leads to `_refuse`. What it returns can be
-narrower than the given schema, but never wider. For example, times have no leap second, numbers are
-within 2**53 and have at most 9 decimals, and a list of values of an ``enum`` has at most as many
-items as there are values.
+llguidance enforces most keywords of a schema, and refuses most others. `enforceable` refuses or
+narrows the rest. Its result can be narrower than the schema, but never wider. For example, times
+have no leap second, numbers are within 2**53 and have at most 9 decimals, and a list of values of
+an ``enum`` has at most as many items as there are values.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ COMPILE_OPTIONS: Mapping[str, Any] = {
     "coerce_one_of": True,
 }
 """The options of llguidance for schemas from `enforceable`. There is no ``\\uXXXX``, which could
-spell the name of a property so that its schema does not apply. ``oneOf`` is safe as ``anyOf``."""
+spell the name of a property so that its schema does not apply. ``oneOf`` counts as ``anyOf``, so
+`enforceable` checks that no two of its schemas overlap."""
 
 _CHECK = "Leave it out and check the parsed response."
 _REFUSED: Mapping[str, str] = {
@@ -71,14 +71,14 @@ _FORMATS: Mapping[str, str | None] = {
     **dict.fromkeys(("ipv4", "ipv6", "uuid"), ""),
     **dict.fromkeys(("binary", "password", "path")),
 }
-"""What each format needs besides the compiler's rule: days and seconds that exist, and bounds of
-the parts inside which a text cannot end. None stands for a format of any text."""
+"""What each format needs besides the compiler's rule: days and seconds that exist, and limits for
+long parts, because a text cannot end inside a part. None stands for a format of any text."""
 
 _CONTROLS = r"\x00-\x07\x0B\x0E-\x1F\x7F"  # characters that a response cannot contain
 _DOT = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
 _WRITTEN = {r"\s": r"[\s--\x85]", r"\S": r"[^\s\x{FEFF}]", "[^": rf"[^[{_CONTROLS}\x85\uFEFF]"}
-"""What patterns mean in JavaScript. A class that excludes characters excludes control characters,
-too: with all of them, the compiler would give it all escapes, such as that of a quotation mark."""
+"""How to write parts of patterns so that they mean what they mean in JavaScript. A class ``[^...]``
+also excludes control characters. With them, it would permit every escape, such as that of ``"``."""
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = rf"\\(?:[dDwWsStnrf]|x(?![017]){_HEX}{{2}}|u(?!00[017]){_HEX}{{4}}|[ -/:;=?@\[-`{{-~])"
 _CLASS = rf"\[\^?(?!\])(?:{_ESCAPE}|(?!&&|--|~~|\|\|)[^\\\[\]{_CONTROLS}])*\]"
@@ -131,7 +131,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {key: each for key, each in schema.items() if not is_absent(key, each)}
-    # schemas, constants and limits inside are kept, annotations are not
+    # keep inner schemas, constants and limits, but no annotations
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
         place = (*path, keyword)
@@ -161,7 +161,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
 
 
 def is_absent(keyword: str, value: Any) -> bool:
-    """Return whether a keyword says nothing. Some languages write null, or [] for an empty map."""
+    """Return whether a keyword has no effect. Some languages write null, or [] for an empty map."""
     return keyword != "const" and (value is None or (keyword in _MAPS and value == []))
 
 
@@ -180,7 +180,7 @@ def _check_keyword(keyword: str, value: Any, path: Path) -> None:
 
 
 def _check_constant(value: Any, path: Path) -> None:
-    # can a response contain the value, and is it compiled without rounding?
+    # a response must be able to contain the value, and the compiler must not round it
     inner = list(value.values()) if isinstance(value, dict) else value
     for each in inner if isinstance(inner, list) else ():
         _check_constant(each, path)
@@ -192,7 +192,7 @@ def _check_constant(value: Any, path: Path) -> None:
 
 
 def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None:
-    # bounds also hold for floats, so the number of decimals has a bound, too
+    # the compiler needs bounds of all numbers, and a limit of their decimals
     numbers = {key: Decimal(str(schema[key])) for key in _NUMBERS if key in schema}
     is_literal = "const" in schema or "enum" in schema
     if not numbers and (is_literal or "type" not in schema):
@@ -200,7 +200,7 @@ def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None
     exact = {k: n for k, n in numbers.items() if "exclusive" in k or n != n.to_integral_value()}
     digits = max((number.adjusted() + 1 for number in exact.values()), default=0)
     unit = Decimal(1).scaleb(-max(0, min(_DECIMALS, _DIGITS - digits)))
-    # Floats are divided exactly only by such fractions, not by 0.01, and only if they are small.
+    # The compiler divides floats exactly only by such fractions, not by 0.01, and only small ones.
     fraction = Decimal("0.125")
     most = _MAX_INTEGER * (fraction if "multipleOf" in exact else 1)
     for keyword, number in numbers.items():
@@ -229,7 +229,7 @@ def _add_patterns(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> No
     if pattern.startswith(_LOOKAHEAD):
         pattern = f"^{pattern.removeprefix(_LOOKAHEAD)}"
         patterns.append("[^-+.]")
-    # the first pattern is the schema's, and all others must match, too
+    # one pattern stands in the schema itself, and the others in `allOf`
     for each in filter(None, [_pattern(pattern, (*path, "pattern")), *patterns]):
         if "pattern" in out:
             out["allOf"] = [*out.get("allOf", ()), {"pattern": each}]
@@ -244,7 +244,7 @@ def _pattern(pattern: str, path: Path) -> str:
 
 
 def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> None:
-    # an enum of names, or a constant one
+    # the names of an enum, or one constant name
     target = _target(schema, parts)
     names = target.get("enum", [target.get("const")])
     limits = target.keys() - {"title", "description", "enum" if "enum" in target else "const"}
@@ -264,7 +264,7 @@ def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> 
 def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     if len(schemas) < 2:
         return True
-    # of each schema, or of those that it chooses from
+    # for each schema, those that it chooses from, or only itself
     groups = [_alternatives(schema, parts, set()) for schema in schemas]
     every = [option for group in groups for option in group]
 
@@ -280,7 +280,7 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     def constants(name: str, option: dict[str, Any]) -> list[Any]:
         return _constants(option.get("properties", {}).get(name), parts)
 
-    # they have different types or constants, or a required property of all of them has
+    # they are exclusive if their types or constants differ, or those of a required property
     required = every[0].get("required", ())[:_FEW]
     names = [n for n in required if all(n in option.get("required", ()) for option in every)]
     ways = [kind, lambda option: _constants(option, parts)]

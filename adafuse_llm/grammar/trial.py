@@ -32,7 +32,7 @@ STACK_BYTES: Final = 2**20
 process have 2 MiB or more, so what a trial survives is harmless here."""
 
 MAX_WAIT_SECONDS: Final = 30.0
-"""Maximum seconds that a trial waits for its place, and then that it takes."""
+"""Maximum seconds that a trial waits for its place, and maximum seconds that it then takes."""
 
 MAX_TRIALS: Final = 8
 """Maximum number of trials at the same time."""
@@ -93,8 +93,8 @@ def _warn(reason: str) -> None:
 
 
 def compile_here(lark: str) -> None:
-    """In the child process, compile a grammar within limits."""
-    # what a grammar does not cause precedes its limits
+    """Compile a grammar within limits. The child process calls this function."""
+    # before the limits, do what takes the same for every grammar
     byte_tokenizer()
     begin()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent would keep all errors in memory

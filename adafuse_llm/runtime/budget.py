@@ -13,7 +13,7 @@ Needs = Mapping[str, int]
 
 
 class CacheBudget:
-    """The maximum bytes of key/value caches on each device; None for half of the free memory."""
+    """Limits the bytes of key/value cache on each device. Default: half of the free memory."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
@@ -34,7 +34,7 @@ class CacheBudget:
             limit: maximum number of new tokens.
             spare: maximum number of tokens that a tree holds in addition to the committed ones.
             running: the needs of the requests that run.
-            least: where memory is short, the limit is halved, but not below this. None: it stays.
+            least: if memory is short, `limit` is halved, but not below this. None: it stays.
         """
         # the bytes of each member, for its longest sequence
         needs: Counter[str] = Counter()
@@ -51,14 +51,14 @@ class CacheBudget:
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
-                # Half of the memory that no request holds. Nobody knows how much of what the
-                # running requests reserve they hold already, so a limit in this range stays.
+                # Half of the memory that no request holds. Running requests already hold an unknown
+                # part of what they reserve, so the earlier limit stays if it is possible.
                 free = backend.free_bytes()
                 reserved = sum(each.get(place, 0) for each in running)
                 lowest, most = free // 2, (free + reserved) // 2
                 self._limits[place] = min(max(self._limits.get(place, 0), lowest), most)
             needs[place] += needed
-        # where it is too much, shorten the response or refuse it
+        # if a device is too small, shorten the response or refuse it
         for place, needed in needs.items():
             if needed > self._limits[place]:
                 if least is not None and limit > least:

@@ -51,7 +51,7 @@ class Job:
             self._deadline = time.monotonic() + self.timeout
 
     def ends_early(self) -> bool:
-        """Return whether the job is abandoned, cancelled or late. Then deliver its last event."""
+        """Return whether the job is abandoned, cancelled or late. If so, deliver its last event."""
         try:
             if self.abandoned:
                 return True

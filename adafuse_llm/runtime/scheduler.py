@@ -12,9 +12,9 @@ members on the same device share a lane, because they share the threads of torch
 free evaluates the oldest query that waits for it, together with all others to the same member. So
 jobs that are out of step soon share passes.
 
-A member reads a long prompt in pieces (`Backend.read_piece`), after each of which the query waits
-again. While other jobs write, `READ_PATIENCE` of their evaluations go first, also those of other
-members on the same device.
+A member reads a long prompt in pieces (`Backend.read_piece`). Before each further piece,
+`READ_PATIENCE` evaluations of jobs that write go first, also those of other members on the same
+device.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs that
 are cancelled or late, and serves the other lanes.
@@ -54,7 +54,7 @@ EXIT_SECONDS = 30.0
 """Seconds that the interpreter waits at exit for a forward pass to finish."""
 
 READ_PATIENCE = 4
-"""Number of evaluations that go before a piece of a prompt. So most rounds wait for one piece."""
+"""Number of evaluations between two pieces of a prompt, so that most rounds wait for one piece."""
 
 LOOK_SECONDS = 0.1
 """Maximum seconds until the coordinator notices that a job is cancelled or late. It must look at
@@ -92,7 +92,7 @@ class _Lane(threading.Thread):
         self.work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def next_batch(self) -> list[PendingQuery]:
-        """Take the oldest query that can be evaluated now, and all others to its member."""
+        """Take the oldest query that the lane can evaluate now, and all others to its member."""
         # a piece of a prompt waits for some evaluations of the jobs that write
         pending = [query for lane in self.beside for query in (*lane.waiting, *lane.batch)]
         reading = {query.job for query in pending if query.is_reading}
@@ -158,7 +158,7 @@ class Scheduler:
     def cache_needs(
         self, members: Sequence[MemberState], limit: int, spare: int, least: int | None = None
     ) -> tuple[Needs, int]:
-        """Return what `CacheBudget.needs` does, beside the running jobs."""
+        """Return `CacheBudget.needs`, given the needs of the running jobs."""
         return self._budget.needs(members, limit, spare, self._coordinator.needs, least)
 
     @property
@@ -180,7 +180,7 @@ class Scheduler:
             )
 
     def submit(self, jobs: Sequence[Job], deliver: Callable[[int, Any], None]) -> None:
-        """Begin jobs, and put them into the queue together, or raise an error that says why not.
+        """Begin jobs, and put them into the queue together. The errors are `check_accepts`'s.
 
         `deliver` receives the index of a job with each of its events.
         """
@@ -400,7 +400,7 @@ Outcome = AdaFuseError | Literal["answered", "reading"]
 
 
 def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
-    # read a piece of the prompts, and evaluate those that have no rest
+    # read a piece of each prompt, and evaluate the queries whose prompts have no rest
     backend = batch[0].asked.member.backend
     failure: BaseException
     try:

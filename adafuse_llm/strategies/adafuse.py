@@ -84,10 +84,10 @@ class Single(AdaFuse):
 
 
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:
-    """Return the largest number of uncommitted tokens that a member's tree holds for one pool.
+    """Return the largest number of uncommitted tokens in a member's tree.
 
-    Most words are shorter than `max_word_tokens`, which leaves room for nodes of earlier rounds,
-    and for members that split the words into more tokens.
+    Most words are shorter than `max_word_tokens`. This leaves room for nodes of earlier rounds, and
+    for members that need more tokens for the words than their writers.
     """
     # a member proposes M - 1 confident words, which its branches share, and B alternatives
     words = config.max_words - 1 + config.branches

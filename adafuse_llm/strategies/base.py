@@ -1,4 +1,4 @@
-"""What a strategy is to the loop that plays rounds."""
+"""The interface between a strategy and the loop that plays rounds."""
 
 # ruff: noqa: ARG002  default methods ignore their arguments
 
@@ -20,7 +20,7 @@ from adafuse_llm.errors import InvalidOptionError, short_repr
 class StrategyContext:
     """One request, as a strategy receives it: its members with their prompts, and its options.
 
-    `drafts` adds drafts to the passes of these members, or none if the engine has them off.
+    `drafts` adds drafts to the passes of these members, or none if drafting is off.
     """
 
     members: Sequence[MemberState]
@@ -29,7 +29,7 @@ class StrategyContext:
 
 
 class Strategy(ABC):
-    """Chooses the next text of a response. A subclass sets `name`, `options` and `begin`.
+    """Chooses the next text of a response. A subclass has `name`, `options` and `begin`.
 
     A strategy is immutable, and all requests share it. The candidate with the lowest score wins a
     round, and of equal scores the first. A subclass documents its ``score`` and its ``nll``.
@@ -58,7 +58,7 @@ class Strategy(ABC):
         return 2
 
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        """Return the largest number of uncommitted tokens that a member evaluates."""
+        """Return the largest number of tokens that a member evaluates before they are committed."""
         return 0
 
     @abstractmethod
@@ -80,7 +80,7 @@ ALWAYS_USED = frozenset(
         *ADJUSTMENTS,
     }
 )
-"""Options that work outside of strategies, so every strategy has them."""
+"""Options that work with every strategy, because none of them implements these options."""
 
 OF_WORDS = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
 """Options of strategies whose members write words."""

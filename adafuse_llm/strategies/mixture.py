@@ -29,7 +29,7 @@ class Mixture(Strategy):
     """The linear pool of the members' probabilities of the next word.
 
     In a round, every member proposes its greedy word, or `branching_factor` alternatives if it is
-    not confident. The word with the highest pooled probability is committed::
+    not confident. The word with the highest pooled probability wins::
 
         P(word) = sum of w_k P_k(word) over the members k
 
@@ -47,21 +47,21 @@ class Mixture(Strategy):
     The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
     grammar, probabilities are relative to all that it permits at the start of the word.
 
-    The member with the highest weight proposes first, and the others read its word one after
-    another, in order of weight. The word wins as soon as its pooled probability is above one half,
-    because no other word can then have more. Such a round has one candidate, the NLL of the members
-    that read it, and the score that it has if the others give it a probability of 0. If no word
-    wins like this, all members propose. They always do for the first word of a reply to messages,
-    and for spaces at the end of a prompt.
+    The member with the highest weight proposes first, and the others read its word in order of
+    weight. As soon as the pooled probability of the word is above one half, the word wins, because
+    no other word can have more. Such a round has one candidate, with the NLL of the members that
+    have read it, and a score as if the others gave it a probability of 0. If no word wins like
+    this, all members propose. They also do for the first word of a reply to messages, and for
+    spaces at the end of a prompt.
 
     Cost: one pass per token for the member with the highest weight. Others read only the words that
     it cannot decide alone.
 
-    At a `temperature` above 0, a member is drawn for each word, with a probability proportional to
-    its weight, and draws the word. So words come from the weighted mean of the distributions. A
-    member that goes on after a word with an end draws given this end. Such a round has one
-    candidate; its score and its NLL are the -log P_k of the member that has drawn it. Cost: one
-    pass per token, and one more when another member goes on.
+    At a `temperature` above 0, each round draws a member, with a probability proportional to its
+    weight, and this member draws the word. So words come from the weighted mean of the
+    distributions. If the last word of another member has an end, the drawn word must follow this
+    end. The round has one candidate, whose score and NLL are -log P_k of the drawn member. Cost:
+    one pass per token, and one more when another member goes on.
     """
 
     name = "mixture"

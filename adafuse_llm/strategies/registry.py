@@ -78,10 +78,10 @@ def _imported(place: str) -> Strategy:
 def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strategy:
     """Return the strategy that suits the members: `Mixture` if they are uneven, else `AdaFuse`.
 
-    `AdaFuse` gives every member the same say. A member that is much smaller than another then takes
-    the ensemble down where it cannot do the task, so `Mixture` weighs members by their size. It is
-    not chosen if a size is not known, if a member cannot take part in it, or if `config` sets an
-    option that it does not use.
+    `AdaFuse` gives all members the same say, so a member that is much smaller makes the response
+    worse where it cannot do the task. `Mixture` weighs members by their size. It is not chosen if a
+    size is not known, if a member cannot take part in it, or if `config` sets an option that it
+    does not use.
     """
     mixture = Mixture()
     sizes = mixture.weights(members)  # all equal if one is not known

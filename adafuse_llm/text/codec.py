@@ -1,9 +1,9 @@
 """Conversion between text and the tokens of one member.
 
-Committed tokens are never tokenized again. So new tokens are decoded, and new text is encoded, as a
-*continuation* of the tokens before. Some tokenizers add or strip a space at the start of a string,
-or merge characters of old and new text into one token. An encoding is exact if its tokens, decoded
-after the context, give exactly the text.
+The engine never tokenizes committed tokens again. So a codec decodes new tokens, and encodes new
+text, as a *continuation* of the tokens before. Some tokenizers add or strip a space at the start of
+a string, or merge characters of old and new text into one token. An encoding is exact if its
+tokens, decoded after the context, give exactly the text.
 """
 
 # ruff: noqa: ARG002  default methods ignore their arguments
@@ -29,38 +29,38 @@ from adafuse_llm.text.templates import Messages, ReplyStart, TemplateFacts, rend
 from adafuse_llm.text.words import REPLACEMENT, added, same_start
 
 CONTEXT = "a b"
-"""Text before a text that is checked."""
+"""Text before the text with which `change_of` checks a tokenizer."""
 
 SHOWN = 24
-"""Maximum number of characters that a difference shows."""
+"""Maximum number of characters of each text that `difference` shows."""
 
 CONTEXT_TOKENS = 8
-"""Number of context tokens that are decoded with a continuation. More are, if it begins inside a
-character."""
+"""Number of context tokens that a codec decodes together with a continuation. If they begin inside
+a character, it decodes more of them."""
 
 CACHED_CONTEXTS = 1_024
 """Number of contexts whose texts a codec caches."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
-"""Texts before a continuation, so that a tokenizer does not take it for the start of a text. The
-first that gives an exact encoding is used."""
+"""Texts that a codec puts before a continuation, so that the tokenizer does not take it for the
+start of a text. The codec uses the first one with an exact encoding."""
 
 _MARKS = range(0xF0000, 0x10FFFD)
-"""Characters for private use, which mark control tokens that messages spell out."""
+"""Private characters of Unicode. Two of them enclose control tokens that a message spells out."""
 _END = "\U0010fffd"
-"""A character for private use, which marks the end of the last message."""
+"""A private character, which marks the end of the last message."""
 _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 """Matches a text without the whitespace at its ends, which templates may strip."""
 _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*)?\Z")
-"""Matches reasoning at the end of a prompt that is open, or closed without any text."""
+"""Matches reasoning without any text at the end of a prompt, open or closed."""
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
-"""Methods of transformers that a codec goes around: for short texts, they take several times as
+"""Methods of transformers that a codec bypasses, because for short texts they take several times as
 long as the tokenizer itself."""
 AT_START = ReplyStart()
 
 
 class TextCodec(ABC):
-    """Conversion between text and one member's tokens. Thread-safe, without state of requests.
+    """Converts text to one member's tokens, and back. Thread-safe, without state of requests.
 
     A codec without a chat template needs only the three abstract methods.
 
@@ -76,7 +76,7 @@ class TextCodec(ABC):
     def encode_prompt(self, text: str) -> list[int]:
         """Return the tokens of a prompt, including the special tokens that the member expects.
 
-        Control tokens in `text` are treated as plain text.
+        A control token that `text` spells out stays plain text.
         """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class TextCodec(ABC):
     def encode_conversation(
         self, conversation: Conversation, start: ReplyStart = AT_START
     ) -> list[int]:
-        """Return the tokens of a conversation, up to the text that the reply adds.
+        """Return the tokens of a conversation, and of the `start` of its reply.
 
         Raises:
             InvalidInputError: the chat template does not accept the messages.
@@ -119,7 +119,7 @@ class TextCodec(ABC):
 
 
 def cached(method: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Return a bound method with a cache, which does not keep its object alive."""
+    """Return a bound method with a cache. The cache does not keep the method's object alive."""
     weak = weakref.WeakMethod(method)
 
     @functools.lru_cache(size)
@@ -134,7 +134,7 @@ def cached(method: Callable[..., Any], size: int) -> Callable[..., Any]:
 class TokenizerCodec(TextCodec):
     """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
-    Another object with the methods and attributes that the codec uses will do, too.
+    It also accepts any other object that has the methods and attributes that it uses.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -155,11 +155,11 @@ class TokenizerCodec(TextCodec):
             if str(t).strip() and str(t) in str(template or "")
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
-        # a prompt has the special tokens before a text, and none behind it
+        # the special tokens that a prompt has before its text; it has none behind the text
         text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
         starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
         self._before = whole[: next(starts, 0)]
-        # those of a GGUF file also precede what a chat template renders, as in llama-server
+        # in GGUF files, some also precede what a chat template renders, as in llama-server
         self._before_template = list(getattr(tokenizer, "prefix_ids", ()))
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
         # Text of a prompt must not become a special token or a marker of the template. Text of a
@@ -205,15 +205,15 @@ class TokenizerCodec(TextCodec):
         return marks.sub("", opening) if mark else ""
 
     def _encode_begun(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
-        # a mark stands for the last message, which the member then reads as it is, even if the
-        # template changes texts or writes something behind it
+        # the template renders a mark in place of the last message, so that the member reads this
+        # text unchanged, whatever the template does to texts or writes behind them
         text, mark = conversation.begun, ""
         with suppress(InvalidInputError):  # the template may require another role at the end
             rendered, marks = self._rendered(conversation.with_last(_END), variables)
             head, mark, _ = rendered.rpartition(_END)
         if not mark:
             head, marks = self._rendered(conversation.before_reply(), variables)
-        # reasoning that the template opens does not precede the text
+        # leave out reasoning that the template opens, or empty reasoning before a text with its own
         thought = _NO_THOUGHT.search(head)
         if thought and (not thought["closed"] or text.lstrip().startswith(REASONING_OPENS)):
             head = head[: thought.start()]
@@ -231,13 +231,13 @@ class TokenizerCodec(TextCodec):
         """
         texts = [vars(conversation), list(map(vars, conversation.tools)), variables]
         whole = json.dumps(texts, ensure_ascii=False, default=str)
-        # two characters that occur nowhere are the marks
+        # the marks are two characters that occur nowhere
         unused = (character for character in map(chr, _MARKS) if character not in whole)
         start, end = next(unused), next(unused)
 
         @functools.cache
         def mark(text: str) -> str:
-            # a text is marked as a whole if other parts of it become control tokens
+            # mark a whole text if other parts of it become control tokens
             others = filter(None, control.pattern.split(text))
             safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
             return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
@@ -265,7 +265,7 @@ class TokenizerCodec(TextCodec):
 
     @functools.cached_property
     def _reads_parts(self) -> bool:
-        # some multimodal models read only content in parts
+        # the templates of some multimodal models read only content that is a list of parts
         word = "word0word"
         try:
             return word not in self._apply_template([{"role": "user", "content": word}])
@@ -273,7 +273,7 @@ class TokenizerCodec(TextCodec):
             return False
 
     def _encode_rendered(self, rendered: str, marks: re.Pattern[str]) -> list[int]:
-        # text between marks has no control token
+        # text between marks must not become control tokens
         first, *parts = marks.split(rendered)
         tokens, before = self._encode_template(first), self._before_template
         if tokens[: len(before)] != before:
@@ -297,7 +297,7 @@ class TokenizerCodec(TextCodec):
     def _extend(self, tokens: list[int], text: str, control: _ControlTokens) -> bool:
         """Append the tokens of `text`, and return whether they are exact.
 
-        They have no tokens of `control`, unless a single character becomes one.
+        No token of `control` is among them, unless a single character becomes one.
         """
         exact = True
         pending = [text]
@@ -315,7 +315,7 @@ class TokenizerCodec(TextCodec):
     def _encode_piece(
         self, context: Sequence[int], text: str, control: _ControlTokens
     ) -> tuple[list[int], bool]:
-        # the first anchor that makes the encoding exact; else it may have tokens of `control`
+        # use the first anchor with an exact encoding; without one, tokens of `control` are possible
         inexact: list[int] = []
         for anchor, before in self._anchors:
             whole = self._encode(anchor + text)
@@ -349,7 +349,7 @@ class TokenizerCodec(TextCodec):
         ]
 
     def _encode_template(self, text: str, *, is_first: bool = True) -> list[int]:
-        # only the first part of a conversation begins a text
+        # only the first part of a conversation is the start of a text
         for anchor, before in () if is_first else self._anchors[1:]:
             whole = self._encode(anchor + text, as_text=False)
             if whole[: len(before)] == before:
@@ -359,7 +359,7 @@ class TokenizerCodec(TextCodec):
     def _encode(
         self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
     ) -> list[int]:
-        # control tokens in the text are text if `as_text` is true
+        # if `as_text` is true, control tokens that the text spells out stay text
         core = self._core if as_text else self._template_core
         if core is not None:
             # other users of the tokenizer may have changed its settings
@@ -388,8 +388,8 @@ class TokenizerCodec(TextCodec):
 
 
 def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
-    # a `tokenizers.Tokenizer` for text, and one for rendered conversations; None if there is none
-    # that can be copied, or if a tokenizer has methods of its own
+    # a `tokenizers.Tokenizer` for text, and one for rendered conversations; None if the tokenizer
+    # has none that can be copied, or has methods of its own
     if not getattr(tokenizer, "is_fast", False):
         return None, None
     from transformers import PreTrainedTokenizerFast
@@ -412,8 +412,8 @@ class _ControlTokens:
 
     Args:
         tokens: spellings of the tokens by id.
-        unknown: id of the token for text that has no other token, or None. Plain text may contain
-            it, but its spelling must not become this token.
+        unknown: id of the token for text outside the vocabulary, or None. Plain text may contain
+            this token, but the spelling of the token must not become it.
         reads_bytes: whether the tokenizer reads the spelling of a byte, such as ``<0x0A>``, as this
             byte.
     """
@@ -428,7 +428,7 @@ class _ControlTokens:
         self.pattern = re.compile("|".join([*map(re.escape, texts), *bytes_]) or "(?!)")
 
     def split(self, text: str, tokens: Sequence[int]) -> list[str]:
-        """Split a text with these `tokens` so that its parts become no control tokens."""
+        """Split a text, given its `tokens`, into parts that become no control tokens."""
         # every spelling is split after its first character
         cuts = [0]
         while match := self.pattern.search(text, cuts[-1]):
@@ -440,14 +440,14 @@ class _ControlTokens:
 
 
 def change_of(codec: TextCodec, text: str) -> str | None:
-    """Return what a tokenizer changes in a continuation, or None if it changes nothing."""
+    """Describe what a tokenizer changes in a text behind other text. None: it changes nothing."""
     context = codec.encode_prompt(CONTEXT)
     tokens, is_exact = codec.encode_continuation(context, text)
     return None if is_exact else difference(text, codec.decode_continuation(context, tokens))
 
 
 def difference(text: str, read: str) -> str:
-    """Describe in ASCII how `read` differs from `text`, without their equal ends."""
+    """Describe in ASCII how `read` differs from `text`. Their equal ends are left out."""
     before = same_start(text, read)
     text, read = text[before:], read[before:]
     after = same_start(text[::-1], read[::-1])

@@ -1,7 +1,7 @@
 """Conversations, and the common forms in which members read them and write calls.
 
-A member reads a conversation with its own chat template (`adafuse_llm.text.templates`), or without
-one in the *plain format*: the system text, then a paragraph per turn that begins with the role::
+A member reads a conversation with its own chat template (`adafuse_llm.text.templates`). A member
+without one reads the *plain format*: the system text, and a paragraph per turn with its role::
 
     Answer briefly.
 
@@ -10,7 +10,7 @@ one in the *plain format*: the system text, then a paragraph per turn that begin
     Assistant:
 
 All members write the same reply, so they write calls in the same form. A member whose template does
-not support tools reads calls and results as text (`Conversation.flat`)::
+not support tools also reads calls and results in this form (`Conversation.flat`)::
 
     assistant   <tool_call>
                 {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -53,7 +53,7 @@ _ALIASES = {
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
 
-# the only role that can have them
+# only messages of this role can have the key
 _OWNERS = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
 
 TOOL_CHOICES = ("auto", "none", "required")
@@ -165,7 +165,7 @@ class Conversation:
     def continued(self) -> Conversation:
         """Return the conversation for a reply that continues its last message.
 
-        A message that has only reasoning is continued inside the reasoning.
+        If this message has only reasoning, the reply continues the reasoning.
 
         Raises:
             InvalidInputError: the last message is not an assistant's, or has tool calls or no text.
@@ -196,7 +196,7 @@ class Conversation:
 
     @property
     def request(self) -> str:
-        """The sentence that requests a call of the next reply; empty without such a request."""
+        """The sentence that asks members for a call; empty if they are free to call or not."""
         if not self.tools or self.tool_choice == "auto":
             return ""
         if self.tool_choice == "required":
@@ -205,13 +205,13 @@ class Conversation:
 
     @property
     def characters(self) -> int:
-        """About how many characters members read."""
+        """About the number of characters that members read."""
         return len(to_json([self.messages, [*map(vars, self.tools)], self.instructions]))
 
     def with_system(self, *texts: str, default: str = "") -> Conversation:
         """Append texts and the instructions to the first system message.
 
-        If there is none, one is added, which begins with `default`, the system text of a template.
+        Without such a message, add one that begins with `default`, the system text of a template.
         """
         added = [text for text in (*texts, self.instructions) if text]
         if not added:
@@ -223,7 +223,7 @@ class Conversation:
         return replace(self, messages=messages, instructions="")
 
     def flat(self, *, default: str = "") -> list[Message]:
-        """Return messages without calls and results, which every chat template accepts.
+        """Return messages that every chat template accepts: calls and results are text in them.
 
         The first system message describes the tools; `default` is as for `with_system`.
         """
@@ -275,7 +275,7 @@ def check_conversation(
     *,
     instructions: str = "",
 ) -> Conversation:
-    """Return a checked conversation. A `Conversation` is returned as it is.
+    """Check messages and tools, and return their conversation. A `Conversation` stays as it is.
 
     Messages, `tools` and `tool_choice` are those of `Engine.generate`. The first system message
     ends in `instructions`.
@@ -301,7 +301,7 @@ def check_conversation(
     conversation = Conversation(checked, checked_tools, tool_choice, instructions.strip())
     if not checked:
         raise InvalidInputError("the list of messages is empty: pass at least one user message")
-    # a message without text needs tools to mean something
+    # without tools and instructions, at least one message must have text
     if conversation.has_tools:
         check_results(checked)
     elif not instructions.strip() and not any(each["content"].strip() for each in checked):
@@ -349,7 +349,7 @@ def _check_list(value: Any, wanted: str) -> None:
 
 
 def check_role(role: Any, what: str) -> str:
-    """Return the role in `ROLES` that a framework's name for it stands for."""
+    """Return the role, one of `ROLES`, for a framework's name of it, such as ``human``."""
     known = _ALIASES.get(role, role) if isinstance(role, str) else role
     if not isinstance(known, str) or known not in ROLES:
         raise InvalidInputError(
@@ -362,8 +362,8 @@ def check_role(role: Any, what: str) -> str:
 def check_content(content: Any, what: str, role: str = "") -> str:
     """Return the text of `content`, which is a text, a list of text parts, or None.
 
-    Parts are pieces of one text, which chat templates write without anything between them. Those of
-    a tool's result are values of their own, so each begins a line.
+    Parts are pieces of one text, so nothing comes between them. Only the parts of a tool's result
+    are separate values, so each begins a line.
     """
     if content is None:
         content = ""
@@ -384,7 +384,7 @@ def check_content(content: Any, what: str, role: str = "") -> str:
 
 
 def function_of(tool: Any) -> Mapping[str, Any]:
-    """Return the function of a tool or a call, which has OpenAI's form or ours."""
+    """Return the name of a tool or a call and what belongs to it, from OpenAI's form or ours."""
     mapping: Mapping[str, Any] = tool if isinstance(tool, Mapping) else {}
     function = mapping.get("function")
     return function if isinstance(function, Mapping) else mapping
@@ -422,7 +422,7 @@ def check_results(messages: Iterable[Message]) -> None:
 
 
 def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Return checked tools with different names."""
+    """Check tools, which must have different names, and return them."""
     _check_list(tools, "tools must be a list of tools")
     checked = tuple(_check_tool(number, tool) for number, tool in enumerate(tools))
     counts = Counter(tool.name for tool in checked)

@@ -30,8 +30,8 @@ class Opening:
 
     Attributes:
         spaces: number of spaces (U+0020) at the end of the prompt that are not committed yet.
-        is_reply: whether the response is a reply to messages that is empty so far.
-        is_held: whether the member's tokens of the prompt have the spaces.
+        is_reply: whether the response answers messages, and is still empty.
+        is_held: whether the member has read these spaces with the prompt, so it writes none.
     """
 
     spaces: int = 0
@@ -39,7 +39,7 @@ class Opening:
     is_held: bool = False
 
     def with_spaces(self, response: str) -> str:
-        """Return the next text that adds `response` to the response."""
+        """Return the next text if it adds `response` to the response."""
         return " " * self.spaces + response
 
     def visible(self, text: str) -> str:
@@ -51,7 +51,7 @@ class Opening:
         return text[self.spaces :] if self.is_held else text
 
     def from_tree_text(self, text: str) -> str:
-        """Return the next text for what the member's tree gains."""
+        """Return the next text, given the part of it that the member's tree gains."""
         return self.with_spaces(text) if self.is_held else text
 
     def advanced(self, text: str) -> Opening:
@@ -81,7 +81,7 @@ class SpaceTokens:
 
     def can_write(self, spaces: int) -> bool:
         """Return whether tokens can write this number of spaces, and perhaps more text."""
-        # a token begins with all of them, or consists of some, after which others follow
+        # a token begins with all of them, or it is some of them, and other tokens write the rest
         longest = max(self._leading.values(), default=0)
         sizes = set(self._only_spaces.values())
         for lacking in range(len(self._writable), spaces + 1):
@@ -92,7 +92,7 @@ class SpaceTokens:
         return self._writable[spaces]
 
     def mask(self, spaces: int) -> bytes:
-        """Return the tokens that begin with so many spaces or are some of them (`Node.allowed`)."""
+        """Return a mask (`Node.allowed`) of the tokens with which so many spaces can begin."""
         if spaces not in self._masks:
             self.can_write(spaces)
             bits = bytearray((self._size + 7) // 8)

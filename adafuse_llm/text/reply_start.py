@@ -3,9 +3,9 @@
 Some chat templates open reasoning at the end of the prompt, some leave it to the member, and others
 know no reasoning. But members share one text:
 
-* If all members reason, and one template opens reasoning, it is opened for all of them.
-* Otherwise, and if the form of the response permits no reasoning, it is switched off in the
-  templates that have a variable for this, and closed where it is still open.
+* If all members reason, and one template opens reasoning, it is open for all of them.
+* If a member does not reason, or the form of the response permits no reasoning, it is switched off
+  in the templates that have a variable for this, and closed where a template still opens it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ THOUGHTS = tuple(
 """Beginnings of replies with reasoning."""
 
 EFFORT = "reasoning_effort"
-"""The variable of chat templates that says how much the members reason."""
+"""The variable of chat templates for how much a member reasons."""
 
 QUESTION = check_conversation([{"role": "user", "content": "word"}])
 
@@ -46,7 +46,7 @@ class _Beginning:
     ) -> _Beginning:
         prefix, reasons = "", False
         if codec.template_facts.knows_reasoning:
-            # encoding the conversation raises the same error, with the name
+            # the same error, with the name, comes when the conversation is encoded
             with suppress(InvalidInputError):
                 opening = codec.reply_opening(conversation, variables)
                 prefix = open_reasoning(opening)
@@ -62,9 +62,10 @@ class _Beginning:
 
 
 def effort_variables(codecs: Mapping[str, TextCodec], effort: str) -> tuple[dict[str, Any], str]:
-    """Return the variables by which chat templates read an effort of reasoning.
+    """Return the variables that pass an effort of reasoning to chat templates.
 
-    ``none`` also switches reasoning off. The second value says why the effort is left out, or "".
+    ``none`` also switches reasoning off. The second value is why no template gets the effort, or
+    "".
     """
     known = {name for codec in codecs.values() for name in codec.template_facts.variables}
     switches = [name for name in SWITCHES if name in known and effort == "none"]
@@ -91,7 +92,7 @@ def _switches(codec: TextCodec) -> list[str]:
 
 
 def _is_off(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
-    # whether only a variable of the template switches reasoning on
+    # whether reasoning is off until a variable of the template switches it on
     def shown(**switch: bool) -> list[int]:
         return codec.encode_conversation(QUESTION, ReplyStart({**variables, **switch}))
 
@@ -108,7 +109,7 @@ def start_replies(
 ) -> tuple[dict[str, ReplyStart], str]:
     """Choose how the chat templates of the active members begin a reply.
 
-    `permits` tells whether a response can begin with a text. None: it may have any form.
+    `permits` returns whether a response can begin with a text. None: it can begin with any.
 
     Returns:
         The beginnings by member, and the reasoning with which the templates began the reply, or "".
@@ -129,7 +130,7 @@ def start_replies(
         beginnings = [each.without_reasoning(conversation) for each in beginnings]
     is_open = free and all(each.reasons for each in beginnings)
     prefix = next((each.prefix for each in beginnings if each.prefix), "") if is_open else ""
-    # all begin in the reasoning that one template opens, or behind it
+    # all members begin inside the reasoning that one template opens, or all behind reasoning
     starts = {}
     for each in beginnings:
         added = "" if each.prefix else prefix

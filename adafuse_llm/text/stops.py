@@ -26,8 +26,8 @@ class Transcript:
         stops: the stop sequences.
         can_end: returns whether a text is a complete response. A stop sequence counts only behind
             such a text. Default: every text is complete.
-        turns: beginnings of a next turn. The response ends before them and whitespace.
-        calls: whether the response may call tools. Then a call that it has made before ends it,
+        turns: beginnings of a next turn. The response ends before the first, without whitespace.
+        calls: whether the response may call tools. If so, it ends behind a call that it repeats,
             because small models repeat one call without end.
         prefix: text with which the chat templates began the response.
         text: the response so far, up to what has ended it.
@@ -48,7 +48,7 @@ class Transcript:
     def push(self, span: str) -> str:
         """Add a span, and return the text that can be shown now.
 
-        The end of the response is held back while it could be the beginning of a stop sequence.
+        It does not return an end of the response that could still become a stop sequence or turn.
         """
         before = len(self.text)
         self.text += span
@@ -84,7 +84,7 @@ class Transcript:
     def _first(
         self, texts: Sequence[str], before: int, can_end: Callable[[str], bool] | None = None
     ) -> int | None:
-        # where the first of the texts begins that the last span has completed, if any
+        # the place of the first text that the last span has completed, if any
         starts = []
         for text in texts:
             start = max(0, before - len(text) + 1) - 1
@@ -97,7 +97,7 @@ class Transcript:
 
 
 def begun_size(text: str, beginnings: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` with which one of the texts can begin."""
+    """Return the length of the longest end of `text` with which one of `beginnings` begins."""
     sizes = (
         size
         for each in beginnings

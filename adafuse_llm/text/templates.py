@@ -61,7 +61,7 @@ class TemplateFacts:
 
     @classmethod
     def of(cls, template: Any, provided: Iterable[str] = ()) -> TemplateFacts:
-        """Return the facts of a template, or of several by name, whose tokenizer sets variables."""
+        """Return the facts of a template, or of several by name. Users set no `provided` names."""
         texts = template if isinstance(template, Mapping) else {"default": template or ""}
         sources = list(map(str, texts.values()))
         with_tools = str(texts.get("tool_use", texts.get("default", "")))
@@ -103,7 +103,7 @@ class ReplyStart:
 def render_conversation(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
     """Render a conversation with a chat template, which may raise any exception.
 
-    Tools, calls and results have the form of the template, or else they are text of plain messages
+    If the template reads tools, calls and results, they have its form. Otherwise, they are text
     (`Conversation.flat`).
 
     Raises:
@@ -131,14 +131,14 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
         {**vars(tool), "parameters": tool.parameters or none} for tool in conversation.tools
     ]
     tools = [{"type": "function", "function": function} for function in functions]
-    # the system message says how to call tools, unless the template says the same
+    # the system message explains how to call tools, unless the template does
     explains = conversation.tools and not facts.has_common_calls
     how = f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if explains else ""
     added = " ".join(filter(None, [how, conversation.request]))
     adds = added or conversation.instructions
     default = _default_system(conversation, render, tools) if adds else ""
     messages = conversation.with_system(added, default=default).messages
-    # a template that drops the explanation would leave its member without the common form
+    # without the explanation, which a template may drop, its member lacks the common form
     needed = ONLY_THIS_FORM if explains else ""
     # arguments are a dict in most templates, and text in a few
     with suppress(InvalidInputError):
@@ -164,8 +164,9 @@ def _render(messages: Messages, tools: Messages, render: Render, needed: str = "
 
 
 def _alternating(messages: Messages, *, keeps_first: bool = False) -> list[Mapping[str, Any]]:
-    # system messages and plain tool results become user messages, consecutive ones one message;
-    # calls and their results stay, and a first system message if `keeps_first`
+    # System messages and plain tool results become user messages, and consecutive messages of a
+    # role become one. Calls and their results stay, and so does a first system message if
+    # `keeps_first` is true.
     result: list[Mapping[str, Any]] = []
     for message in messages:
         role, is_plain = message["role"], not message.keys() & {"tool_calls", "tool_call_id"}

@@ -1,8 +1,8 @@
 """Find the ends of words (§3.1, §3.3).
 
 A word is optional whitespace followed by other characters, and ends at the next whitespace. Scripts
-without spaces between words have no such ends, so a word has a limit of their letters. A text that
-ends in U+FFFD may end inside a UTF-8 character, which further tokens can complete.
+without spaces between words have no such ends, so a word may have only a few of their letters. A
+text that ends in U+FFFD may end inside a UTF-8 character, which further tokens can complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_text(text: str, what: str) -> None:
     """Check that a text is valid Unicode, because no tokenizer encodes half a surrogate pair.
 
     Raises:
-        InvalidInputError: it is not. The error names the text as `what`.
+        InvalidInputError: the text is not valid. The message calls it `what`.
     """
     try:
         text.encode()
@@ -57,8 +57,8 @@ def same_start(left: str, right: str) -> int:
 def is_closed(word: str, tokens: int, limit: int) -> bool:
     """Return whether a word is complete, whichever token follows.
 
-    It ends in whitespace, or has `limit` tokens. If it ends inside a character, it may have up to
-    `CHARACTER_TOKENS` more.
+    A complete word ends in whitespace, or has `limit` tokens. A word that ends inside a character
+    may have up to `CHARACTER_TOKENS` more.
     """
     if tokens >= limit and (word[-1:] != REPLACEMENT or tokens >= limit + CHARACTER_TOKENS):
         return True
@@ -68,10 +68,11 @@ def is_closed(word: str, tokens: int, limit: int) -> bool:
 def ends_before(word: str, extended: str, letters: int) -> bool:
     """Return whether a word ends before the next token, which would make it `extended`.
 
-    It ends before whitespace, and before a letter of a script without spaces with which it would
-    have more than `letters` of them. A token that begins inside a character is such a letter.
+    A word ends before whitespace. It also ends before a letter of a script without spaces, if it
+    would then have more than `letters` such letters. A token that begins inside a character counts
+    as one.
     """
-    # not before its first letter, and not inside a character
+    # a word has at least one visible character, and does not end inside a character
     if not word.strip():
         return False
     is_incomplete = word.endswith(REPLACEMENT)
@@ -89,7 +90,7 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
 def has_end(word: str) -> bool:
     """Return whether whitespace, or the end of the text, must follow a complete word.
 
-    None need follow a word that ends in whitespace, or one of a script without spaces.
+    Neither must follow a word that ends in whitespace, or has letters of a script without spaces.
     """
     return not word[-1:].isspace() and not _unspaced_letters(word)
 
