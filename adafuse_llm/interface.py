@@ -191,10 +191,8 @@ class Engine(ABC):
         The engine checks all inputs first. If one decode fails, it stops the others and raises the
         error. To read events as they arrive, use `open`.
         """
-        options: dict[str, Any] = {**given}
-        observer = options.pop("on_round", None)
-        requests = requests_of(prompts, messages, options)
-        responses = self.open(requests, observer).results()
+        requests = requests_of(prompts, messages, given)
+        responses = self.open(requests, given.get("on_round")).results()
         size = len(responses) // (len(requests) or 1)
         starts = range(0, len(responses), size or 1)
         return [with_alternatives(responses[start : start + size]) for start in starts]
@@ -335,9 +333,7 @@ class Engine(ABC):
 
 
 def _request(given: Mapping[str, Any], **fields: Any) -> tuple[list[Request], RoundObserver | None]:
-    options = {**given}
-    observer = options.pop("on_round", None)
-    return [Request.of(options, **fields)], observer
+    return [Request.of(given, **fields)], given.get("on_round")
 
 
 def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:

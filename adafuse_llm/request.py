@@ -102,6 +102,7 @@ class Request:
     def of(cls, given: Mapping[str, Any], **fields: Any) -> Self:
         """Return a request with keyword arguments as in `Given`, and other fields."""
         options = {**given}
+        options.pop("on_round", None)  # it belongs to the run
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
         fields = {  # an iterator is read once, here
             name: tuple(value) if isinstance(value, Iterator) else value
@@ -172,24 +173,17 @@ def numbered(error: E, request: Request, number: int, size: int) -> E:
 def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[Request]:
     """Return the requests of a batch: of a list of prompts, or of a list of conversations."""
     name, inputs = ("prompt", prompts) if messages is None else ("messages", messages)
-    if (
-        (prompts is None) == (messages is None)
-        or isinstance(inputs, (str, bytes, Mapping))
-        or not isinstance(inputs, Iterable)
-    ):
-        raise InvalidInputError("pass a list of prompts, or a list of conversations")
-    batch = list(inputs)
-    for value in batch:
-        if messages is None and not isinstance(value, str):
-            raise InvalidInputError(
-                f"each prompt must be text; got {short_repr(value)}. Pass conversations as "
-                "messages=[conversation, ...]."
-            )
-        if messages is not None and isinstance(value, Mapping):
-            raise InvalidInputError(
-                "messages must be a list of conversations, and each conversation a list of "
-                "messages; got one conversation. Pass messages=[conversation]."
-            )
+    is_list = isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes, Mapping))
+    batch = list(inputs) if is_list else []
+    if messages is None:
+        fits = all(isinstance(value, str) for value in batch)
+    else:  # a list of messages is one conversation
+        fits = prompts is None and not any(isinstance(value, Mapping) for value in batch)
+    if not is_list or not fits:
+        raise InvalidInputError(
+            "pass a list of prompts, which are texts, or messages=[conversation, ...], where each "
+            f"conversation is a list of messages; got {short_repr(inputs)}"
+        )
     return [Request.of(given, **{name: value}) for value in batch]
 
 

@@ -92,10 +92,10 @@ def test_iterators_are_read_once_and_settings_of_another_kind_are_named(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"messages": TURNS}, r"messages=\[conversation\]"),
-        ({"prompts": TURNS}, r"text.*messages=\[conversation, \.\.\.\]"),
+        ({"messages": TURNS}, r"messages=\[conversation, \.\.\.\].*got \[{"),
+        ({"prompts": TURNS}, r"texts.*messages=\[conversation, \.\.\.\]"),
         ({"prompts": "x"}, "list of prompts"),
-        ({"messages": TURNS[0]}, "list of conversations"),
+        ({"messages": TURNS[0]}, "each conversation is a list"),
         ({"prompts": ["x"], "messages": [TURNS]}, "list of"),
     ],
 )

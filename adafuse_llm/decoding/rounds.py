@@ -354,7 +354,7 @@ def _finish(
     winner, grammar = outcome.pool[outcome.winner], members[0].grammar
     if transcript.stopped:
         return transcript.stopped, ""
-    if outcome.committed.ends or (grammar is not None and grammar.is_final):
+    if outcome.committed.ends or (grammar is not None and grammar.ends_after("")):
         return "stop", ""
     # a limit may have been reached
     if any(member.room(end) <= 0 for member, end in winner.nodes.items()):

@@ -128,10 +128,7 @@ class Grammar:
 def _grammar(option: str, source: str) -> Grammar:
     library = llguidance()
     if option == "json_schema":
-        try:
-            source = f"start: {json_rule(json.loads(source))}"
-        except RecursionError:
-            raise GrammarError("it is nested too deeply") from None
+        source = f"start: {json_rule(json.loads(source))}"
     elif option == "regex":
         source = f"start: /{library.regex_to_lark(source, '')}/"
     return Grammar(option, source)
@@ -168,11 +165,6 @@ class GrammarState:
         self.begun = begun
         self._first = state
         self._state = state.deep_copy()
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the response is complete, so that no text can follow."""
-        return self.ends_after("")
 
     def commit(self, text: str) -> None:
         """Add text to the response. The grammar must allow it."""

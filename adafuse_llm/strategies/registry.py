@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -27,8 +26,6 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 }
 """The strategies of this package by name."""
 
-_IMPORT = re.compile(r"[\w.]+:[\w.]+")
-
 
 def find_strategy(
     strategy: Strategy | str, members: Sequence[Backend] = (), config: AdaFuseConfig | None = None
@@ -47,7 +44,7 @@ def find_strategy(
         return choose_strategy(members, config or AdaFuseConfig())
     if isinstance(strategy, str) and strategy in NAMED:
         return NAMED[strategy]()
-    if isinstance(strategy, str) and _IMPORT.fullmatch(strategy):
+    if isinstance(strategy, str) and ":" in strategy:
         return _imported(strategy)
     names = (AUTO, *NAMED)
     raise InvalidOptionError(

@@ -460,15 +460,12 @@ def _check_tool(number: int, given: Any) -> Tool:
 
 def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
     names = [tool.name for tool in tools]
-    if choice not in (*TOOL_CHOICES, *names):
-        raise InvalidInputError(
-            f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
-            f"({short_list(names) if names else 'no tools given'}); got {short_repr(choice)}."
-            f"{nearest(str(choice), names)}"
-        )
-    if choice == "required" and not tools:
+    allowed = [*TOOL_CHOICES, *names] if tools else ["auto", "none"]
+    if choice not in allowed:
+        advice = nearest(str(choice), names) if tools else " Pass tools for other choices."
         raise InvalidOptionError(
-            "option 'tool_choice': 'required' needs at least one tool; got none. Pass tools."
+            f"option 'tool_choice' must be one of {short_list(allowed)}; got {short_repr(choice)}."
+            f"{advice}"
         )
 
 
