@@ -45,7 +45,7 @@ def run_limited(
 ) -> subprocess.CompletedProcess[str]:
     """Run a function of this package in a child process for at most `seconds`.
 
-    The task gets `arguments` as JSON data. It prepares, calls `begin`, and sets its limits.
+    The task gets `arguments` as JSON data. It calls `begin` before it sets its limits.
 
     Returns:
         How the process ended, and the text that the task wrote after `begin`.

@@ -26,7 +26,7 @@ from adafuse_llm.tree.sampling import Sampling
 logger = logging.getLogger(__name__)
 
 BEFORE = "\n"
-"""Text before a text that is encoded alone, because tokens can differ at the start of a prompt."""
+"""Text that precedes a text to encode, because tokens can differ at the start of a prompt."""
 
 BASE_MODELS = (
     "no member has a chat template, so they read messages as plain text (User: ...), as base "
@@ -121,7 +121,7 @@ class Encoder:
             )
             prompts.append((begin, form))
 
-        # the responses, which share nothing that changes
+        # the states of each response, which share nothing that changes
         responses = []
         for seed in seeds:
             own = None if response is None else response.copy()

@@ -30,11 +30,11 @@ Messages = Sequence[Mapping[str, Any]] | Conversation
 Tools = Sequence[Tool | Mapping[str, Any]]
 
 KEYWORDS = ("messages", "tools", "tool_choice", "timeout", "cancel")
-"""Keyword arguments of calls that are fields of `Request`, and no options."""
+"""Keyword arguments of calls that become fields of `Request` instead of options."""
 
 
 class GivenBatch(DecodeOptions, total=False):
-    """Types of the keyword arguments of `Engine.generate_batch`: options, and more."""
+    """Types of the keyword arguments of `Engine.generate_batch`, options of decoding included."""
 
     tools: Tools
     tool_choice: str
@@ -148,7 +148,7 @@ class Request:
 
 
 def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> list[T]:
-    """Return each request converted by `convert`. Its errors are `numbered`."""
+    """Convert each request with `convert`. Errors about a request name it (`numbered`)."""
     results = []
     for number, request in enumerate(requests):
         try:

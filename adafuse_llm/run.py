@@ -92,12 +92,12 @@ class Run(Generic[E]):
         return [done[index] for index in range(self.size)]
 
     async def aresults(self) -> list[Any]:
-        """Like `results`, but do not block the event loop."""
+        """Like `results`, but does not block the event loop."""
         done = dict([result async for item in self if (result := _result(item)) is not None])
         return [done[index] for index in range(self.size)]
 
     def close(self) -> None:
-        """Stop the requests that are not complete. Any thread can call this, several times.
+        """Stop the requests that are not complete. Any thread can call this, also more than once.
 
         An iteration that waits for an event ends with `RequestCancelledError`.
         """

@@ -45,7 +45,8 @@ MAX_GRAMMARS = 16
 """Maximum number of compiled grammars to keep: for each member, and for texts."""
 
 OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
-"""Last line of every grammar, which overrules earlier ones. Any tokens may write forced text."""
+"""Last line of every grammar, whose options overrule earlier ones. Members may write text that must
+come with any of their tokens."""
 
 NEEDED_BYTES = (*b"\n", *range(0x20, 0x7F))
 """A member that has no token for one of these bytes could get stuck in any grammar."""
@@ -87,7 +88,7 @@ class Grammar:
             raise GrammarError(
                 "no text fits it. Every repetition and recursion must be able to end."
             )
-        # if a response may begin with whitespace, the whitespace of a reply is a part of it
+        # whitespace at the beginning of a reply is a part of it if the grammar allows whitespace
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
@@ -247,7 +248,7 @@ class GrammarVocabulary:
         Raises:
             GrammarError: the grammar is too complex for these tokens, or they cannot write `begun`.
         """
-        # the tokens of the text that the chat templates have begun
+        # the tokens of the text that the chat templates have written
         tokens = self.encode(begun)
         if tokens is None:
             raise GrammarError(

@@ -24,7 +24,7 @@ COMPILE_OPTIONS: Mapping[str, Any] = {
     "json_allowed_escapes": 'nrbtf\\"',
     "coerce_one_of": True,
 }
-"""The options of llguidance for schemas from `enforceable`. There is no ``\\uXXXX``, which could
+"""The options of llguidance for schemas from `enforceable`. They permit no ``\\uXXXX``, which could
 spell the name of a property so that its schema does not apply. ``oneOf`` counts as ``anyOf``, so
 `enforceable` checks that no two of its schemas overlap."""
 
@@ -78,12 +78,12 @@ _CONTROLS = r"\x00-\x07\x0B\x0E-\x1F\x7F"  # characters that a response cannot c
 _DOT = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
 _WRITTEN = {r"\s": r"[\s--\x85]", r"\S": r"[^\s\x{FEFF}]", "[^": rf"[^[{_CONTROLS}\x85\uFEFF]"}
 """How to write parts of patterns so that they mean what they mean in JavaScript. A class ``[^...]``
-also excludes control characters. With them, it would permit every escape, such as that of ``"``."""
+also excludes control characters. Otherwise, the compiler would let it match every escape."""
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = rf"\\(?:[dDwWsStnrf]|x(?![017]){_HEX}{{2}}|u(?!00[017]){_HEX}{{4}}|[ -/:;=?@\[-`{{-~])"
 _CLASS = rf"\[\^?(?!\])(?:{_ESCAPE}|(?!&&|--|~~|\|\|)[^\\\[\]{_CONTROLS}])*\]"
 _READABLE = re.compile(rf"(?:{_ESCAPE}|{_CLASS}|\(\?:|(?!\{{,|\(\?|[*+?}}]\+)[^\\\[{_CONTROLS}])*")
-"""Patterns without flags, look-around and control characters that all languages read alike."""
+"""Matches patterns that all languages read alike: no flags, look-around or control characters."""
 _LOOKAHEAD = "^(?!^[-+.]*$)"  # so begins the pattern of pydantic's decimals
 Path = tuple[str, ...]
 Parts = dict[Path, tuple[dict[str, Any], dict[str, Any]]]  # as given, and as compiled
@@ -264,7 +264,7 @@ def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> 
 def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     if len(schemas) < 2:
         return True
-    # for each schema, those that it chooses from, or only itself
+    # the alternatives of each schema
     groups = [_alternatives(schema, parts, set()) for schema in schemas]
     every = [option for group in groups for option in group]
 

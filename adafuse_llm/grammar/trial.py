@@ -94,7 +94,7 @@ def _warn(reason: str) -> None:
 
 def compile_here(lark: str) -> None:
     """Compile a grammar within limits. The child process calls this function."""
-    # before the limits, do what takes the same for every grammar
+    # what costs the same for every grammar comes before the limits
     byte_tokenizer()
     begin()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent would keep all errors in memory

@@ -25,7 +25,7 @@ class Job:
         members: the state of every active backend.
         needs: maximum bytes that the job holds, by device.
         steps: the computation. It yields `Ask` objects, and events to deliver.
-        cancelled: returns the last event if `cancel` is set, or raises an error.
+        cancelled: function that returns the last event of a cancelled job, or raises an error.
         cancel: flag that the caller sets to end the job with its result so far.
         timeout: seconds after which the job fails, counted from `begin`.
         deliver: receives the events, from `begin` on.

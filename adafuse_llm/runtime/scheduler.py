@@ -167,7 +167,7 @@ class Scheduler:
         return self._budget.use(self._coordinator.needs)
 
     def check_accepts(self) -> None:
-        """Raise the error that `submit` would raise now."""
+        """Raise an error if the scheduler accepts no jobs now."""
         if self.closed:
             raise EngineClosedError("this engine is closed; create a new one")
         limit, most = self._runtime.max_waiting, self._runtime.max_requests
@@ -180,7 +180,7 @@ class Scheduler:
             )
 
     def submit(self, jobs: Sequence[Job], deliver: Callable[[int, Any], None]) -> None:
-        """Begin jobs, and put them into the queue together. The errors are `check_accepts`'s.
+        """Begin jobs, and put them into the queue together. Errors are as in `check_accepts`.
 
         `deliver` receives the index of a job with each of its events.
         """
@@ -188,7 +188,7 @@ class Scheduler:
             job.begin(partial(deliver, index))
         with self._lock:
             self.check_accepts()
-            # no thread can start twice, and a forked child has none
+            # a thread cannot start twice, and a forked child has no threads
             if not self._coordinator.is_alive():
                 self._coordinator = self._new_coordinator()
                 self._coordinator.start()
@@ -261,7 +261,7 @@ class _Coordinator(threading.Thread):
             raise
         _started.add(self)
         atexit.unregister(_end_all_threads)
-        # Python runs the function that is registered last first: before libraries free models
+        # Python first runs the function that was registered last, so before libraries free models
         atexit.register(_end_all_threads)
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -274,7 +274,7 @@ class _Coordinator(threading.Thread):
     def run(self) -> None:
         while not self._is_closed:
             try:
-                # do what others asked for, and end jobs that are cancelled or late
+                # do the work in the inbox, and end jobs that are cancelled or late
                 self._empty_inbox()
                 self._end_stopped(list(self.running))
                 if (now := time.monotonic()) >= self._next_look:
@@ -318,7 +318,7 @@ class _Coordinator(threading.Thread):
                 self._end(job)
 
     def _admit(self) -> None:
-        # in the order of arrival
+        # start jobs in the order of arrival
         while self._waiting and len(self.running) < self._most:
             job = next(iter(self._waiting))
             if self.running and not self._budget.fits([job.needs, *self.needs]):

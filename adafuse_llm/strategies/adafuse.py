@@ -40,7 +40,7 @@ class AdaFuse(Strategy):
         return score(candidate, members)
 
     def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:
-        """Return the options of a request's rounds."""
+        """Return the options for the rounds of a request that has the options `config`."""
         return config
 
     @override

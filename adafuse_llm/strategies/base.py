@@ -58,7 +58,7 @@ class Strategy(ABC):
         return 2
 
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        """Return the largest number of tokens that a member evaluates before they are committed."""
+        """Return the largest number of uncommitted tokens in a member's tree."""
         return 0
 
     @abstractmethod
@@ -80,7 +80,7 @@ ALWAYS_USED = frozenset(
         *ADJUSTMENTS,
     }
 )
-"""Options that work with every strategy, because none of them implements these options."""
+"""Options that every strategy accepts, because they work outside of strategies."""
 
 OF_WORDS = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
 """Options of strategies whose members write words."""

@@ -1,4 +1,4 @@
-"""Mixture: the members' probabilities of a whole word, with its end."""
+"""The strategy Mixture: a weighted mean of the members' probabilities of whole words."""
 
 from __future__ import annotations
 

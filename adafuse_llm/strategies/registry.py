@@ -14,7 +14,7 @@ from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.mixture import Mixture
 
 AUTO: Final = "auto"
-"""Name of the default, with which `choose_strategy` chooses."""
+"""Name with which `choose_strategy` chooses the strategy. It is the default."""
 
 UNEVEN: Final = 2.0
 """Members are uneven if the largest has this many times the parameters of the smallest."""

@@ -4,8 +4,8 @@ Some chat templates open reasoning at the end of the prompt, some leave it to th
 know no reasoning. But members share one text:
 
 * If all members reason, and one template opens reasoning, it is open for all of them.
-* If a member does not reason, or the form of the response permits no reasoning, it is switched off
-  in the templates that have a variable for this, and closed where a template still opens it.
+* If a member does not reason, or the form of the response permits no reasoning, reasoning is
+  switched off in templates that have a variable for this, and closed where one still opens it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Beginning:
     ) -> _Beginning:
         prefix, reasons = "", False
         if codec.template_facts.knows_reasoning:
-            # the same error, with the name, comes when the conversation is encoded
+            # encoding the conversation raises this error again, with the member's name
             with suppress(InvalidInputError):
                 opening = codec.reply_opening(conversation, variables)
                 prefix = open_reasoning(opening)

@@ -26,7 +26,7 @@ class Transcript:
         stops: the stop sequences.
         can_end: returns whether a text is a complete response. A stop sequence counts only behind
             such a text. Default: every text is complete.
-        turns: beginnings of a next turn. The response ends before the first, without whitespace.
+        turns: beginnings of a next turn. The response ends before the first one.
         calls: whether the response may call tools. If so, it ends behind a call that it repeats,
             because small models repeat one call without end.
         prefix: text with which the chat templates began the response.
@@ -92,7 +92,7 @@ class Transcript:
                 starts.append(start)
         if can_end is None:
             return min(starts, default=None)
-        # the response must be able to end there
+        # the response must be complete there
         return next((start for start in sorted(starts) if can_end(self.text[:start])), None)
 
 
