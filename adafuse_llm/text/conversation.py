@@ -153,11 +153,6 @@ class Conversation:
         )
 
     @property
-    def has_system(self) -> bool:
-        """Whether the conversation begins with a system message."""
-        return self.messages[0]["role"] == "system"
-
-    @property
     def begun(self) -> str:
         """The text that the reply continues; empty if it begins a new message."""
         return self.messages[-1]["content"] if self.continues else ""
@@ -208,24 +203,21 @@ class Conversation:
         """About the number of characters that members read."""
         return len(to_json([self.messages, [*map(vars, self.tools)], self.instructions]))
 
-    def with_system(self, *texts: str, default: str = "") -> Conversation:
-        """Append texts and the instructions to the first system message.
-
-        Without such a message, add one that begins with `default`, the system text of a template.
-        """
+    def with_system(self, *texts: str) -> Conversation:
+        """Append texts and the instructions to the first system message, or add such a message."""
         added = [text for text in (*texts, self.instructions) if text]
         if not added:
             return self
-        first = self.messages[0]["content"] if self.has_system else default
+        has_system = self.messages[0]["role"] == "system"
+        first = self.messages[0]["content"] if has_system else ""
         content = "\n\n".join([*filter(None, [first]), *added])
         system: Message = {"role": "system", "content": content}
-        messages = (system, *self.messages[self.has_system :])
-        return replace(self, messages=messages, instructions="")
+        return replace(self, messages=(system, *self.messages[has_system:]), instructions="")
 
-    def flat(self, *, default: str = "") -> list[Message]:
+    def flat(self) -> list[Message]:
         """Return messages that every chat template accepts: calls and results are text in them.
 
-        The first system message describes the tools; `default` is as for `with_system`.
+        The first system message describes the tools.
         """
         names: dict[str, str] = {}  # maps the ids of calls to the tools' names
         flat: list[Message] = []
@@ -255,7 +247,7 @@ class Conversation:
         if self.tools:
             lines = "\n".join(to_json(vars(tool)) for tool in self.tools)
             system = [TOOLS, lines, f"{HOW_TO_CALL}{WHERE_RESULTS_COME} {self.request or AUTO}"]
-        return [*replace(self, messages=tuple(flat)).with_system(*system, default=default).messages]
+        return [*replace(self, messages=tuple(flat)).with_system(*system).messages]
 
     def plain_text(self) -> str:
         """Return the conversation in the plain format."""
@@ -281,7 +273,7 @@ def check_conversation(
     ends in `instructions`.
 
     Raises:
-        InvalidInputError: the form of something is invalid; a result answers no earlier call; two
+        InvalidInputError: a message or tool has a wrong form; a result answers no earlier call; two
             tools have the same name; or `tool_choice` does not fit `tools`.
     """
     if isinstance(messages, Conversation):
@@ -384,7 +376,7 @@ def check_content(content: Any, what: str, role: str = "") -> str:
 
 
 def function_of(tool: Any) -> Mapping[str, Any]:
-    """Return the name of a tool or a call and what belongs to it, from OpenAI's form or ours."""
+    """Return the mapping that has the name of a tool or call. OpenAI's form nests it, ours not."""
     mapping: Mapping[str, Any] = tool if isinstance(tool, Mapping) else {}
     function = mapping.get("function")
     return function if isinstance(function, Mapping) else mapping

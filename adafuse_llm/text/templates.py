@@ -61,7 +61,7 @@ class TemplateFacts:
 
     @classmethod
     def of(cls, template: Any, provided: Iterable[str] = ()) -> TemplateFacts:
-        """Return the facts of a template, or of several by name. Users set no `provided` names."""
+        """Return the facts of a template, or of several by name. `provided` are no variables."""
         texts = template if isinstance(template, Mapping) else {"default": template or ""}
         sources = list(map(str, texts.values()))
         with_tools = str(texts.get("tool_use", texts.get("default", "")))
@@ -114,9 +114,7 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
         with suppress(InvalidInputError):
             return _render_tools(conversation, facts, render)
     # the member reads tools, calls and results as text
-    adds = conversation.tools or conversation.instructions
-    default = _default_system(conversation, render, ()) if adds else ""
-    messages: Messages = conversation.flat(default=default)
+    messages: Messages = conversation.flat()
     # some templates write a system message only in the turn of a user, which may be missing
     if {each["role"] for each in messages} == {"system"}:
         with suppress(Exception):
@@ -135,10 +133,8 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
     explains = conversation.tools and not facts.has_common_calls
     how = f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if explains else ""
     added = " ".join(filter(None, [how, conversation.request]))
-    adds = added or conversation.instructions
-    default = _default_system(conversation, render, tools) if adds else ""
-    messages = conversation.with_system(added, default=default).messages
-    # without the explanation, which a template may drop, its member lacks the common form
+    messages = conversation.with_system(added).messages
+    # a template may drop the explanation, and the member would not know the common form
     needed = ONLY_THIS_FORM if explains else ""
     # arguments are a dict in most templates, and text in a few
     with suppress(InvalidInputError):
@@ -186,22 +182,6 @@ def _is_start(messages: Messages) -> bool:
     return not messages or messages[-1]["role"] == "system"
 
 
-def _default_system(conversation: Conversation, render: Render, tools: Messages) -> str:
-    # a template may write a system text of its own where a conversation has none
-    if conversation.has_system:
-        return ""
-    user = {"role": "user", "content": "Who?"}
-    try:
-        bare = render([user], tools)
-        marked = render([{"role": "system", "content": _WORD}, user], tools)
-    except Exception:  # the template accepts no system message
-        return ""
-    before, _, after = marked.partition(_WORD)
-    if not bare.startswith(before) or not bare.endswith(after):
-        return ""
-    return bare[len(before) : len(bare) - len(after)]
-
-
 def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[dict[str, Any]]:
     # calls in the form of OpenAI's API, which templates expect; some require ids of nine characters
     result: list[dict[str, Any]] = []
@@ -224,7 +204,7 @@ def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[d
 
 
 def check_variables(variables: Mapping[str, Any], facts: Mapping[str, TemplateFacts]) -> None:
-    """Check the variables for the templates of members, given the facts of these by name.
+    """Check variables for chat templates. `facts` are those of the members' templates, by name.
 
     Raises:
         InvalidOptionError: no template reads a variable, or the value of a switch is no boolean.

@@ -260,19 +260,13 @@ def test_earlier_calls_are_read_after_the_tools_are_gone(name: str) -> None:
     assert ("<tool_response>\n{" in text) == (not has_form)
 
 
-DEFAULT = "You are a helper."
-"""The default system text of the family `qwen`."""
-
-
-def test_the_default_system_text_stays_before_tools_and_instructions() -> None:
+def test_tools_and_instructions_are_the_system_message_that_a_conversation_lacks() -> None:
     for choice, added in (("auto", AUTO), ("add", NAMED.format(name="add"))):
         text = rendered("qwen", check_conversation(HISTORY[1:2], [ADD], choice))
-        assert f"system\n{DEFAULT}\n\n# Tools\n" in text
+        assert "system\n# Tools\n" in text
         assert f" {added}<|im_end|>" in text
-        assert DEFAULT not in rendered("qwen", check_conversation(HISTORY[:2], [ADD], choice))
-    for name, text in (("qwen", f"{DEFAULT}\n\nIn JSON."), ("llama3", "\n\nIn JSON.")):
-        conversation = check_conversation(HISTORY[1:2], instructions="In JSON.")
-        assert text in rendered(name, conversation)
+    text = rendered("qwen", check_conversation(HISTORY[1:2], instructions="In JSON."))
+    assert "system\nIn JSON.<|im_end|>" in text
 
 
 def _hostile(fill: str) -> Conversation:
