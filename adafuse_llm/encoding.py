@@ -180,7 +180,7 @@ def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) ->
 
 
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
-    """Check that the limit of tokens allows every choice. Return the number of all their tokens."""
+    """Check that every choice fits the limit of tokens and the windows. Return their tokens."""
     choices, is_reply = config.choices or (), members[0].opening.is_reply
     if is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(
@@ -196,6 +196,13 @@ def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
             f"option 'max_new_tokens': the longest of the choices has {longest} tokens; got "
             f"{limit}. Allow at least {longest}."
         )
+    for member in members:
+        if member.window is not None and member.prompt_tokens + longest > member.window:
+            raise ContextWindowError(
+                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and the "
+                f"longest of the choices has {longest}, which exceeds the context window of "
+                f"{member.window}. Shorten the prompt, or leave this member out."
+            )
     return sum(sizes)
 
 
