@@ -180,7 +180,7 @@ def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) ->
 
 
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
-    """Check that every choice fits the limit of tokens and the windows. Return their tokens."""
+    """Check that all choices fit the limit and the windows. Return the number of their tokens."""
     choices, is_reply = config.choices or (), members[0].opening.is_reply
     if is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(
