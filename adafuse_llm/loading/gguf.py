@@ -68,7 +68,8 @@ def load_gguf_vocabulary(spec: GGUFMember) -> LlamaVocabulary:
     from adafuse_llm.backends.llamacpp.trial import load, try_file
 
     facts = find_file(spec)
-    settings = try_file(facts, spec.label, Settings(vocabulary_only=True))
+    settings = Settings(vocabulary_only=True)
+    try_file(facts, spec.label, settings)
     _, vocabulary = load(facts, spec.label, settings)
     _warn(spec, vocabulary.tokenizer)
     return vocabulary

@@ -86,7 +86,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self.facts = facts = read_facts(os.fspath(path))
         self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
-        settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
+        settings = Settings(not repeatable, gpu_layers, flash, cache_type)
+        try_file(facts, label, settings)
         self._model, vocabulary = load(facts, label, settings)
         self.tokenizer = vocabulary.tokenizer
         self._repeatable = repeatable

@@ -1,9 +1,9 @@
 """Try every new GGUF file in a child process, before this process loads it.
 
 Native code can end its process if the processor lacks an instruction, if a kernel has a defect, or
-if a file is malformed. A chat template can run without end or fill the memory. So a child process
-renders the template, loads the file with the settings of the member, and evaluates a few tokens. A
-file in the user's cache folder records success, by library, machine, settings and GGUF file.
+if a file is malformed. So a child process loads the file with the settings of the member, and
+evaluates a few tokens. A file in the user's cache folder records success, by library, machine,
+settings and GGUF file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tempfile
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import distribution
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +37,6 @@ logger = logging.getLogger(__name__)
 SECONDS, SECONDS_PER_GIB = 120, 30
 """Maximum CPU time of a child process, in seconds: a constant, and more per GiB of weights."""
 
-TEMPLATE_SECONDS, TEMPLATE_BYTES = 3, 2**30
-"""Maximum CPU time and memory to render a chat template. Usual ones take milliseconds."""
-
 SPARE_BYTES: Final = 8 * 2**30
 """Maximum address space of a child process, besides three times the size of the weights."""
 
@@ -55,47 +51,30 @@ OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 """Exit codes of a child process: out of memory, and the smallest of a crash on Windows."""
 
 
-def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
-    """Return settings with which a process can load a file without ending or hanging.
-
-    They are the wanted ones, or if a child process fails with these, the same with `reorder` off. A
-    warning then says so.
+def try_file(facts: GGUFFacts, label: str, settings: Settings) -> None:
+    """Load a file in a child process, unless this machine has loaded it with these settings before.
 
     Raises:
-        LoadError: the file ends the process with all settings, or takes too much time or memory.
+        LoadError: the file ends the child process, or takes too much time or memory.
     """
-    verdict = _verdict(facts, wanted)
+    success = _record(facts, settings)
     with suppress(OSError):
-        return replace(wanted, reorder=verdict.read_text() == str(True))
-    # try the wanted settings, and then those with slower kernels
-    settings = wanted
+        success.stat()
+        return
     try:
-        problem = _problem(facts, wanted)
-        if problem is not None and wanted.reorder:
-            settings, first = replace(wanted, reorder=False), problem
-            problem = _problem(facts, settings)
+        problem = _problem(facts, settings)
     except OSError as error:
         logger.debug("%s is loaded without a trial: %s", label, error)
-        return wanted
+        return
     if problem is not None:
         raise LoadError(
-            f"{label} cannot be loaded: {problem}. Download the file again, or use another GGUF "
-            "file, a llama.cpp that is compiled for this processor (docs/guides/gguf.md says how), "
-            "or the transformers model."
+            f"{label} cannot be loaded: {problem}. Download the file again, or use other kernels "
+            "of llama.cpp (repeatable=True), another GGUF file, a llama.cpp that is compiled for "
+            "this processor (docs/guides/gguf.md says how), or the transformers model."
         )
-    if settings != wanted:
-        logger.warning(
-            "%s keeps its weights in the order of the file, which is slower, because %s. To try "
-            "again after a change of this machine, delete %s",
-            label,
-            first,
-            verdict,
-        )
-    # record success
     with suppress(OSError):
-        verdict.parent.mkdir(parents=True, exist_ok=True)
-        verdict.write_text(str(settings.reorder))
-    return settings
+        success.parent.mkdir(parents=True, exist_ok=True)
+        success.touch()
 
 
 def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
@@ -117,8 +96,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
     if not code:
         return None
     if code in (OUT_OF_TIME, OUT_OF_MEMORY):
-        step = child.stdout.strip().rpartition("\n")[2]
-        return f"{step} takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
+        return f"loading it takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
     if 0 < code < WINDOWS_CRASH:
         raise OSError(f"exit code {code}: {cause}")
     # a crash
@@ -129,8 +107,8 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
     )
 
 
-def _verdict(facts: GGUFFacts, settings: Settings) -> Path:
-    # the file that records whether weights may be reordered; all that decides this is in its name
+def _record(facts: GGUFFacts, settings: Settings) -> Path:
+    # the file that exists after a success; its name depends on all that decides this
     name, _ = find_library()
     library = distribution(name).read_text("RECORD")  # the files of the package, with their hashes
     known = [library, platform.node(), asdict(settings), *map(_identity, facts.files)]
@@ -196,39 +174,12 @@ def _check(model: Model) -> None:
 
 
 def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
-    """Render a file's chat template, load the file, and evaluate tokens, within `seconds`."""
+    """Load a file, and evaluate a few tokens, within `seconds`."""
     begin()
-    # every step writes what it does, in case it ends the process
     try:
-        facts = read_facts(path)
-        _say("rendering its chat template")
-        _render(facts.chat_template or {})
-        _say("loading it")
         has_gpu = load_library().llama_supports_gpu_offload()  # a GPU may reserve any space
         limit_process(seconds, 2**50 if has_gpu else 3 * weights + SPARE_BYTES)
         with suppress(LoadError):  # the parent process raises it, too
-            load(facts, path, Settings(**settings))
+            load(read_facts(path), path, Settings(**settings))
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _render(template: str | dict[str, str]) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    limit_process(TEMPLATE_SECONDS, TEMPLATE_BYTES)  # after the import, which takes longer
-    templates = [template] if isinstance(template, str) else template.values()
-    turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
-    function = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}
-    tools = [{"type": "function", "function": function}]
-    for source, messages, given in product(templates, (turns, turns[1:]), (None, tools)):
-        try:
-            render_jinja_template([messages], given, chat_template=source)
-        except MemoryError:
-            raise
-        except Exception as error:  # a template may raise any exception; the codec reports it
-            logger.debug("the chat template raises %r", error)

@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="Windows has neither signals nor these limits"),
 ]
 
-LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATE, EOS = "tokenizer.chat_template", "tokenizer.ggml.eos_token_id"
 
 
@@ -41,8 +40,6 @@ def twice() -> list[str]:
 
 REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("tokenizer.ggml.tokens", twice, "signal SIGABRT .*id_to_token"),
-    (f"{TEMPLATE}.default", f"{{% if tools %}}{LOOP}{{% endif %}}", "too much CPU time"),
-    (f"{TEMPLATE}.tool_use", "{{ 'x' * 10 ** 11 }}", "its chat template takes too much memory"),
     ("qwen3.block_count", 0, "signal SIGABRT .*n_layer"),
     ("qwen3.rope.freq_base", 0.0, "the model computes NaN"),
     ("tokenizer.ggml.token_type", [1], "rejects the file .*toktypes"),
