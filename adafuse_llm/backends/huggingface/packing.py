@@ -2,8 +2,8 @@
 
 The pass runs over one sequence with the tokens of all requests, so all layers but attention compute
 them at once. Its cache is a `PackedCache`, which adds the new rows to those of every request. Its
-attention is `attend`, registered in transformers' ``AttentionInterface``: the tokens of a request
-see only the rows of this request. Outside such a pass, `attend` computes the usual attention.
+attention is `_attend`, registered in transformers' ``AttentionInterface``: the tokens of a request
+see only the rows of this request. Outside such a pass, `_attend` computes the usual attention.
 
 Shapes: T tokens of the pass; n tokens and r rows of one request; h query heads, k key/value heads
 of size d, g = h / k.
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +32,10 @@ from adafuse_llm.backends.huggingface.tree_cache import Piece
 from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.errors import UnsupportedModelError
 
-PACKED = "adafuse_llm"
-"""Name of `attend` in transformers."""
+PACKED = {"sdpa": "adafuse_llm_sdpa", "eager": "adafuse_llm_eager"}
+"""Names of our attention in transformers, by the attention that it has outside packed passes."""
+
+Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 FOLD_ROWS = 256
 """Maximum number of query rows after folding the query heads that share one key head. For few
@@ -44,16 +48,9 @@ class Scores(NamedTuple):
     """How a layer computes its attention scores."""
 
     # factor of the scores; None for the default
-    scale: float | None = None
-    # bound of the scores (Gemma 2)
-    softcap: float | None = None
-    # scores of a row that all tokens see and that has no values, [h] (gpt-oss)
-    sinks: torch.Tensor | None = None
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether PyTorch's own attention can compute the scores."""
-        return self.softcap is None and self.sinks is None
+    scale: float | None
+    # the attention in the model's own code, for a model that PyTorch's attention does not fit
+    eager: Attention | None
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
@@ -84,18 +81,16 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add new keys and values, [1, k, T, d], to those of their requests, and return them."""
-        device, start = key_states.device, 0
+        device = key_states.device
         if device not in self._devices:
             self._devices[device] = [to_device(places, device) for _, places in self._slabs]
-        keys, values = key_states[0], value_states[0]
-        for (slab, _), places in zip(self._slabs, self._devices[device], strict=True):
+        # the tokens of a slab stand together
+        sizes = [len(places) for _, places in self._slabs]
+        parts = zip(key_states[0].split(sizes, 1), value_states[0].split(sizes, 1), strict=True)
+        slabs = zip(self._slabs, self._devices[device], parts, strict=True)
+        for (slab, _), places, (keys, values) in slabs:
             buffers = slab.layer(layer_idx, key_states, value_states)
             all_keys, all_values = (buffer.flatten(1, 2) for buffer in buffers)
-            # the tokens of a slab stand together
-            if len(self._slabs) > 1:
-                keys = key_states[0].narrow(1, start, len(places))
-                values = value_states[0].narrow(1, start, len(places))
-                start += len(places)
             all_keys.index_copy_(1, places, keys)
             all_values.index_copy_(1, places, values)
         self._layer = key_states, value_states, layer_idx
@@ -233,8 +228,9 @@ class _GroupAttention:
         """Return the outputs for queries, [batch, h, n, d], and rows, [batch, k, r, d]."""
         batch, heads, size, width = query.shape
         groups = heads // keys.shape[1]
-        if not scores.is_usual:
-            return _scored(query, keys, values, self._mask(window, 1, query), scores)
+        if scores.eager is not None:
+            mask = self._mask(window, 1, query)
+            return scores.eager(query, keys, values, mask)[0].transpose(1, 2)
         # a prompt without earlier rows needs no mask
         causal = batch == 1 and 1 < size == self._rows and self.pieces[0].visible is None
         causal = causal and (window is None or size <= window)
@@ -276,63 +272,38 @@ class _GroupAttention:
         return self._masks[key]
 
 
-def _scored(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    how: Scores,
-) -> torch.Tensor:
-    """Attend with the scores that PyTorch's kernels lack. A mask of numbers is added to them."""
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = (rows.repeat_interleave(groups, 1) for rows in (keys, values))
-    scale = query.shape[3] ** -0.5 if how.scale is None else how.scale
-    scores = query @ keys.transpose(2, 3) * scale
-    if how.softcap is not None:
-        scores = (scores / how.softcap).tanh() * how.softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    if how.sinks is not None:
-        sinks = how.sinks.to(scores.dtype).view(1, -1, 1, 1)
-        scores = torch.cat([scores, sinks.expand(*scores.shape[:3], 1)], dim=-1)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return weights[..., : keys.shape[2]].to(values.dtype) @ values
-
-
-def attend(
+def _attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: Any,
-    **kwargs: Any,
+    *,
+    usual: str,
+    **options: Any,
 ) -> tuple[torch.Tensor, Any]:
     """Compute the attention of a layer in the form that transformers expects."""
-    scores = Scores(kwargs.get("scaling"), kwargs.get("softcap"), kwargs.get("s_aux"))
-    if _running.cache is not None:
-        return _running.cache.attend(query, key, scores), None
-    if scores.is_usual:
-        result: tuple[torch.Tensor, Any] = ALL_ATTENTION_FUNCTIONS["sdpa"](
-            module, query, key, value, attention_mask, **kwargs
-        )
-        return result
-    # without a mask, transformers means a causal one
-    if attention_mask is None:
-        new, rows = query.shape[2], key.shape[2]
-        attention_mask = torch.ones(new, rows, dtype=torch.bool, device=key.device).tril(rows - new)
-    return _scored(query, key, value, attention_mask, scores).transpose(1, 2).contiguous(), None
+    attention: Attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if usual == "eager":
+        attention = sys.modules[type(module).__module__].eager_attention_forward
+    attention = partial(attention, module, **options)
+    if _running.cache is None:
+        return attention(query, key, value, attention_mask)
+    scores = Scores(options.get("scaling"), attention if usual == "eager" else None)
+    return _running.cache.attend(query, key, scores), None
 
 
-def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+def _mask(*args: Any, usual: str, **kwargs: Any) -> torch.Tensor | None:
     # a packed pass has masks of its own
     if _running.cache is not None:
         return None
-    mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
+    mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[usual](*args, **kwargs)
     return mask
 
 
-AttentionInterface.register(PACKED, attend)
-AttentionMaskInterface.register(PACKED, _mask)
+for _usual, _name in PACKED.items():
+    AttentionInterface.register(_name, partial(_attend, usual=_usual))
+    AttentionMaskInterface.register(_name, partial(_mask, usual=_usual))
 
 
 Attentions = Sequence[tuple[PreTrainedConfig, str | None]]
@@ -361,7 +332,9 @@ def use_packed_attention(model: Any) -> dict[int, int]:
         type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
     ):
         raise UnsupportedModelError("some layers have no row for each token")
-    set_attentions([(config, PACKED) for config, _ in attentions_of(model)])
+    for part, name in attentions_of(model):
+        usual = "eager" if name in ("eager", PACKED["eager"]) else "sdpa"
+        set_attentions([(part, PACKED[usual])])
     return {
         index: int(layer.sliding_window)
         for index, layer in enumerate(layers)
