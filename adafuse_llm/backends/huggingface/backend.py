@@ -21,14 +21,12 @@ from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
 from adafuse_llm.backends.logits.pass_cost import measured_token_cost
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
-from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
+from adafuse_llm.errors import UnsupportedModelError, is_out_of_memory
 from adafuse_llm.tree.tokens import TokenTree
 
 R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
-
-FORMS = ("auto", "tree", "path")
 
 PATH_STATES = 8
 """Estimated number of caches of a request in the path form: the trunk's and those of branches."""
@@ -46,7 +44,6 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
         tokenizer: tokenizer of the model.
         name: the member's name.
-        form: ``"tree"`` or ``"path"`` to require this form, ``"auto"`` to let the backend choose.
         prefix_cache_bytes: maximum size, in bytes, of the key/value rows of finished requests that
             the member keeps for requests that begin with the same tokens. If a pass runs out of
             memory, the member drops them and repeats the pass once.
@@ -58,7 +55,6 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
 
     Raises:
         UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
-        InvalidOptionError: `form` is none of the three.
     """
 
     def __init__(
@@ -67,11 +63,8 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         tokenizer: Any,
         name: str,
         *,
-        form: str = "auto",
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
     ) -> None:
-        if form not in FORMS:
-            raise InvalidOptionError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
         if model.training:
             raise UnsupportedModelError(
                 f"member {name!r} is in training mode, so dropout makes its numbers random; "
@@ -92,7 +85,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         self.ignored_settings = ignored_settings(model)
         self.device = str(device)
         # the form, and the cache of finished requests
-        self._passes = choose(name, self._decoder, form)
+        self._passes = choose(name, self._decoder)
         self.form = self._passes.form
         self._pieces = self._passes.pieces
         row_bytes = max(1, sum(self._passes.token_bytes.values()))

@@ -14,6 +14,9 @@ from adafuse_llm.backends.huggingface.tree_cache import bytes_per_token
 from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree.tokens import Node, TokenTree
 
+FORMS: tuple[str, ...] = ("tree", "path")
+"""The forms, in the order in which they are tried."""
+
 PROMPTS = (6, 4)
 """Lengths of the two prompts in tokens, if the window has room for them."""
 
@@ -34,30 +37,29 @@ Ids = tuple[int, ...]
 
 
 @torch.inference_mode()
-def choose(name: str, decoder: Decoder, form: str) -> Passes:
+def choose(name: str, decoder: Decoder) -> Passes:
     """Return passes in the first form that gives correct numbers (`HuggingFaceBackend`).
 
     Raises:
         UnsupportedModelError: no form gives correct numbers. The message gives the reasons.
     """
     model, reasons = decoder.model, list[str]()
-    usual = attentions_of(model)
-    forms: Sequence[str] = ("tree", "path") if form == "auto" else (form,)
+    usual, forms = attentions_of(model), FORMS
     try:
         expected, tolerance = _expected(decoder), _tolerance(decoder)
     except Exception as error:  # a model may raise any exception
         forms = ()
         reasons.append(f"{type(error).__name__}: {error}")
     # try the forms in order
-    for form_name in forms:
+    for form in forms:
         try:
-            passes = Passes(decoder, form_name)
+            passes = Passes(decoder, form)
             reason = _difference(_actual(decoder, passes), expected, tolerance)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
             return passes
-        reasons.append(f"{form_name} form: {reason}")
+        reasons.append(f"{form} form: {reason}")
         set_attentions(usual)
     raise UnsupportedModelError(
         f"member {name!r} ({model.config.model_type}) cannot be used in an ensemble: "

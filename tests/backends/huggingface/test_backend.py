@@ -9,17 +9,18 @@ import transformers
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, UnsupportedModelError
 from adafuse_llm.backends import Query
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, self_test
 from adafuse_llm.backends.huggingface.tree_cache import TreeForm, bytes_per_token
-from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree.tokens import Node, TokenTree
 from tests.support.models import TINY, Recipe, model, tokenizer
 
 PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3
 
 
-def member(made: Any = None, **options: Any) -> HuggingFaceBackend:
-    return HuggingFaceBackend(made or model(Recipe()), tokenizer("bytelevel"), "m", **options)
+def member(made: Any = None, form: str | None = None) -> HuggingFaceBackend:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_test, "FORMS", (form,) if form else self_test.FORMS)
+        return HuggingFaceBackend(made or model(Recipe()), tokenizer("bytelevel"), "m")
 
 
 def check(ours: HuggingFaceBackend, tree: TokenTree, *nodes: Node) -> int:
@@ -43,12 +44,10 @@ def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_sc
 
 
 @pytest.mark.quick
-def test_a_wrong_mode_form_or_token_is_refused():
+def test_a_wrong_mode_or_token_is_refused():
     training = type(model(Recipe()))(model(Recipe()).config).train()
     with pytest.raises(UnsupportedModelError, match="training mode"):
         member(training)
-    with pytest.raises(InvalidOptionError, match="auto, tree, path"):
-        member(form="forest")
     tree = TokenTree([1, 2])
     unknown = tree.child(tree.root, 10**6)
     for query in (Query(tree, (unknown,), (), 2), Query(tree, (), (unknown,), 2)):

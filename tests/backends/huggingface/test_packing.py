@@ -14,7 +14,7 @@ from accelerate import dispatch_model
 
 from adafuse_llm import AdaFuseEngine, MemberOutOfMemoryError, RuntimeConfig
 from adafuse_llm.backends import Query
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, packing, passes
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, packing, passes, self_test
 from adafuse_llm.backends.huggingface.tree_cache import Slab
 from adafuse_llm.tree.tokens import TokenTree
 from tests.reference import Options, decode
@@ -304,10 +304,11 @@ def test_rows_of_a_running_request_serve_others_until_the_cache_is_cleared() -> 
     ("form", "rows", "kept"), [("tree", 50, 50), ("tree", 0, 0), ("path", 99, 0)]
 )
 def test_as_many_rows_are_kept_as_the_limit_and_the_form_allow(
-    form: str, rows: int, kept: int
+    form: str, rows: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(self_test, "FORMS", (form,))
     limit = rows * member(ENDLESS).cache_bytes(1) // 3  # a third of it is rows
-    with AdaFuseEngine([member(ENDLESS, form=form, prefix_cache_bytes=limit)]) as engine:
+    with AdaFuseEngine([member(ENDLESS, prefix_cache_bytes=limit)]) as engine:
         assert [cached(engine, HEADER * 4) for _ in range(2)] == [0, kept]
 
 
