@@ -75,7 +75,11 @@ class FakeBackend(Backend):
         return self.codec.is_complete
 
     def grammar_tokenizer(self) -> Any:
-        return self.codec.grammar_tokenizer()
+        def encode(text: bytes) -> list[int]:
+            return self.codec.encode_prompt(text.decode())
+
+        tokens, ends = [text.encode() for text in self.codec.texts], [self.codec.end_id]
+        return grammar_tokenizer(tokens, ends, ends, encode)
 
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         results = []
@@ -210,15 +214,6 @@ class FakeCodec(TextCodec):
     def texts(self) -> tuple[str, ...]:
         """Texts of all tokens, by token id."""
         return tuple(self._texts)
-
-    def grammar_tokenizer(self) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with these tokens."""
-
-        def encode(text: bytes) -> list[int]:
-            return self.encode_prompt(text.decode())
-
-        tokens, ends = [text.encode() for text in self.texts], [self.end_id]
-        return grammar_tokenizer(tokens, ends, ends, encode)
 
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode_continuation((), text)[0]
