@@ -102,15 +102,16 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
     given = spec.quantization_config if stored is None else stored
     if given is None:
         return
-    data = given if isinstance(given, Mapping) else given.to_dict()
     try:
-        known = AutoHfQuantizer.supports_quant_method(data)
-    except ValueError:  # the setting names no method
-        known = False
-    if not known:  # transformers would only log this, and take packed weights for plain ones
+        data = given if isinstance(given, Mapping) else given.to_dict()
+        is_known = AutoHfQuantizer.supports_quant_method(data)
+    except (AttributeError, TypeError, ValueError):  # no configuration, or one without a method
+        is_known = False
+    if not is_known:  # transformers would only log this, and take packed weights for plain ones
         raise LoadError(
-            f"{spec.label} cannot be loaded: its quantization_config must have a quant_method that "
-            f"transformers supports; got {short_repr(data.get('quant_method'))}"
+            f"{spec.label} cannot be loaded: quantization_config must be a configuration object "
+            "of transformers, such as BitsAndBytesConfig(load_in_4bit=True), or a mapping with a "
+            f"quant_method that transformers supports; got {short_repr(given)}"
         )
 
 

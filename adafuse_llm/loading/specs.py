@@ -110,17 +110,6 @@ class TransformersMember(_Files):
     allow_pickle: bool = False
     """Whether to accept weights in pickle format."""
 
-    @field_validator("quantization_config")
-    @classmethod
-    def _is_configuration(cls, given: Any) -> Any:
-        is_object = hasattr(given, "to_dict") and not isinstance(given, type)
-        if given is None or is_object or isinstance(given, Mapping):
-            return given
-        raise ValueError(
-            "it must be a configuration object of transformers, such as "
-            "BitsAndBytesConfig(load_in_4bit=True), or a mapping as in config.json"
-        )
-
 
 class GGUFMember(_Files):
     """A GGUF model, which llama.cpp runs."""

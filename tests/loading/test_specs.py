@@ -94,7 +94,6 @@ def test_the_home_folder_is_that_of_the_user() -> None:
         ({"path": "x", "pth": 1}, "unknown option 'pth'.*Did you mean 'path'"),
         ({"path": "x", "weight": "a"}, "member 'x'.*'weight'.*got 'a'"),
         ({"path": "x", "prefix_cache_bytes": -1}, "'prefix_cache_bytes'.*got -1"),
-        ({"path": "x", "quantization_config": "x" * 10_000}, "BitsAndBytesConfig"),
         ({"path": "x.gguf", "threads": 0}, "'threads'.*got 0"),
         ({"path": "x.gguf", "cache_type": "q5_0"}, "'f32', 'f16', 'bf16'"),
         ({"path": "x.gguf", "end_tokens": "</s>"}, "'end_tokens'.*list"),
