@@ -29,10 +29,10 @@ class Query:
 
     Attributes:
         tree: the request's tree at this member.
-        evaluate: nodes whose next-token distributions the backend returns, in any order. It may
-            have to evaluate their ancestors first.
-        score: nodes whose log-probabilities after their parents the backend returns. The parents
-            need not be in `evaluate`.
+        evaluate: nodes, in any order, for which the backend returns next-token distributions. It
+            may have to evaluate their ancestors first.
+        score: nodes for which the backend returns the log-probability of the node's token after
+            its parent. The parent need not be in `evaluate`.
         top: number of likeliest next tokens in each summary, at least two.
         word_ends: whether each summary must have ``Next.word_end_logprob``.
     """
@@ -119,11 +119,11 @@ class Backend(ABC):
             request replace them.
         device: what the member computes on, such as ``"cpu"``, ``"cuda:0"`` or the URL of a server.
         is_remote: whether the member computes outside this process.
-        cache_limit: size, in bytes, of the cache that the member has allocated for all requests
-            when it was loaded. None if the cache grows with the requests.
+        cache_limit: size, in bytes, of the cache that the member allocated for all requests when
+            it was loaded. None if the cache grows with the requests.
         token_cost: time that each further token adds to a pass, from 0 to 1, as a share of the time
             of a pass over one token. Members in this process measure it when they are loaded. If it
-            is high, the engine drafts less. It changes no result.
+            is high, the engine drafts less, and results stay the same.
     """
 
     name: str
@@ -161,10 +161,10 @@ class Backend(ABC):
         tree.state = None
 
     def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
-        """Process some of the committed tokens that the member has not processed yet.
+        """Process a piece of those committed tokens that the member has not processed yet.
 
-        The trees share this piece. Between two pieces, an engine evaluates the queries of other
-        requests, and it reads no further piece for a cancelled request.
+        The piece may have tokens of every tree. Between two pieces, an engine evaluates queries of
+        other requests, and it reads no further piece for a cancelled request.
 
         Returns:
             For each tree, whether `evaluate` can process the rest together with the tree's nodes.
@@ -186,7 +186,7 @@ class Backend(ABC):
 
     @property
     def problem(self) -> str:
-        """Why the member does not answer at the moment, as errors report it; "" if unknown."""
+        """Why the member does not answer at the moment; "" if it answers, or if this is unknown."""
         return ""
 
     def cache_bytes(self, tokens: int) -> int:  # noqa: ARG002
@@ -203,17 +203,17 @@ class Backend(ABC):
     def has_word_ends(self) -> bool:
         """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it.
 
-        By default, a member with `knows_distributions` and `token_texts` of its own does.
+        By default, a member does if it has `knows_distributions` and its own `token_texts`.
         """
         return self.knows_distributions and type(self).token_texts is not Backend.token_texts
 
     @property
     def token_texts(self) -> Sequence[str] | None:
-        """The text of each token in the middle of a text, by token id.
+        """The text that each token adds in the middle of a text, by token id.
 
         U+FFFD stands for an incomplete character, and an empty text for an id without a token. If
-        the property is None, the engine never restricts this member's tokens, and leaves spaces at
-        the end of a prompt there.
+        the property is None, the engine never restricts this member's tokens, and the member reads
+        spaces at the end of a prompt as they are.
         """
         return None
 
@@ -223,7 +223,7 @@ class Backend(ABC):
         return False
 
     def grammar_tokenizer(self) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the member's tokens, which the engine keeps.
+        """Return an ``llguidance.LLTokenizer`` with the member's tokens. The engine keeps it.
 
         Raises:
             Exception: llguidance cannot read the tokens.

@@ -113,7 +113,7 @@ def answered(
     """Return the result of a query from plain logits, without any cache.
 
     Args:
-        backend: a member that knows distributions. Without its `token_texts`, the result has no
+        backend: a member that knows distributions. If it has no `token_texts`, the result has no
             ``Next.word_end_logprob``.
         query: the query.
         logits: returns the logits after token ids, [vocabulary], as any sequence or tensor.
@@ -187,7 +187,7 @@ def _total(logprobs: Mapping[int, float], tokens: Iterable[int]) -> float:
 
 
 class FakeCodec(TextCodec):
-    """A codec whose tokens are strings. An incomplete vocabulary grows. Any thread may use it."""
+    """A codec whose tokens are strings, and whose vocabulary grows unless it is complete."""
 
     # the token `END`
     end_id = 0

@@ -95,7 +95,7 @@ class _Files(_Member):
 
 
 class TransformersMember(_Files):
-    """A transformers model. The arguments of the loading call replace settings of None."""
+    """A transformers model. A setting of None becomes the argument of the loading call."""
 
     dtype: Dtype | None = None
     """Dtype of the weights, such as "bfloat16" or "auto"."""

@@ -21,15 +21,15 @@ WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
-    """Return whether llama.cpp loads a member, from a GGUF file.
+    """Return whether a member is a GGUF model, which llama.cpp loads.
 
-    transformers loads a folder or hub repository with ``config.json`` and weights for it, unless
+    A folder or hub repository with ``config.json`` and `WEIGHTS` is a transformers model, unless
     `file` is set. If a repository is not in the local cache, its name decides.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
         return True
-    # a file of any name, such as those of Ollama
+    # a file without the ending, such as those of Ollama
     if os.path.isfile(path):  # noqa: PTH113  # unlike pathlib's, it takes a name of any length
         try:
             with path.open("rb") as opened:
@@ -48,7 +48,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 
 
 def stored_folder(source: str, revision: str | None = None) -> Path | None:
-    """Return a folder, or the folder of a hub repository in the local cache; None without one."""
+    """Return `source` if it is a folder, or the folder of a hub id in the local cache, or None."""
     path = Path(source).expanduser()
     try:
         if path.is_dir():

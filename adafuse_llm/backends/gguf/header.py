@@ -54,13 +54,13 @@ class GGUFFacts:
         architecture: llama.cpp's name of the architecture, such as ``"qwen3"``.
         context_window: number of tokens that the model was trained for; None if it is not known.
         vocabulary: number of tokens.
-        tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE), ``"llama"``
+        tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE) or ``"llama"``
             (SentencePiece); ``"no_vocab"`` if the file has none.
-        pre_tokenizer: llama.cpp's name of the rules that split a text first, or None.
+        pre_tokenizer: llama.cpp's name of the rules that split a text into words, or None.
         warnings: defects of the file that make the model's answers worse.
-        chat_template: the chat template as Jinja text, several templates by name, or None. A single
-            one may have any name; of several, one must be the default.
-        cache_elements: number of elements of the keys and values of a token, in all layers.
+        chat_template: the chat template as Jinja text, or several templates by name, or None. A
+            single template may have any name. Of several ones, one must be the default.
+        cache_elements: how many numbers the keys and values of a token have, in all layers.
         parameters, weight_bytes: number of weights, and their size in bytes.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
         entries: the entries of the first header, without long arrays.
@@ -86,7 +86,7 @@ class GGUFFacts:
 
 
 def read_facts(path: str | Path) -> GGUFFacts:
-    """Read the headers of a model's file. Of a split model, `path` is the first part.
+    """Read facts from the header of a GGUF file. For a split model, `path` is the first part.
 
     Raises:
         LoadError: a file is missing, truncated or not a GGUF file.

@@ -37,8 +37,8 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
 
     The constructor tests the model on a few tokens. If tree attention gives the same numbers as
     plain forward passes, requests share forward passes (the tree form). Otherwise, every token
-    takes a pass (the path form). The tree form replaces the attention implementation of the model.
-    When other code uses the model, the new one computes the same as ``"sdpa"`` or ``"eager"``.
+    takes a pass (the path form). The tree form replaces the attention of the model. For other code
+    that uses the model, the new attention computes the same as ``"sdpa"`` or ``"eager"`` did.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
@@ -101,7 +101,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
             )
 
     def cache_bytes(self, tokens: int) -> int:
-        # a slot can have twice as many rows as it needs, and a slab half as many slots again
+        # a slot can have twice the rows that a request needs, and a slab 1.5 times the slots
         states = 3 if self.form == "tree" else PATH_STATES
         return tokens * sum(self._passes.token_bytes.values()) * states
 

@@ -22,13 +22,13 @@ OTHERS: Mapping[str, Any] = {
     "guidance_scale": 1,
     "watermarking_config": None,
 }
-"""Other settings that members do not follow. Their values here change nothing, as None does."""
+"""Other settings that members do not follow, each with a value that, like None, changes nothing."""
 
 
 def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
     """Return the changes of distributions that a model's generation config sets.
 
-    They never forbid one of `end_ids` as a bad word.
+    A bad word that is one of `end_ids` does not count.
     """
     config = getattr(model, "generation_config", None)
     if config is None:
@@ -48,7 +48,7 @@ def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
 
 
 def ignored_settings(model: Any) -> dict[str, Any]:
-    """Return the settings in a generation config that change texts, but that no member follows."""
+    """Return the settings of a generation config that would change texts, but have no effect."""
     config = getattr(model, "generation_config", None)
     values = {name: getattr(config, name, None) for name in (*OTHERS, *OF_SAMPLING)}
     changed = {n: value for n, value in values.items() if value not in (None, OTHERS.get(n))}

@@ -56,7 +56,7 @@ class Scores(NamedTuple):
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """The cache of one pass over pieces of several requests, and the attention of the pass.
 
-    `windows` maps the index of a sliding layer to the number of tokens that it sees.
+    `windows` maps the index of a sliding layer to the number of tokens that a token sees there.
     """
 
     def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
@@ -132,14 +132,14 @@ _running = _Running()
 
 
 def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Split pieces in the order of `in_slots` into groups that attend in one product."""
+    """Split pieces, sorted by `in_slots`, into groups. A group attends in one product."""
     for _, group in itertools.groupby(pieces, key=lambda piece: in_slots(piece)[:2]):
         same = list(group)
         yield from ([piece] for piece in same) if same[0].is_long else [same]
 
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
-    """Return the sort key of a piece in a pass. Pieces of one slab are neighbors."""
+    """Return the sort key of a piece. It makes pieces of one slab neighbors in a pass."""
     number = piece.request.kv.slab.number if piece.request.kv.slab else 0
     return number, piece.is_long, piece.request.kv.slot
 
@@ -174,7 +174,7 @@ class _GroupAttention:
         if self._is_close:
             self._places = [slot - self._first for slot in self._slots]
         self._batch = self._places[-1] + 1
-        # which token stands at each place of the batch, [batch * size], and the reverse
+        # the token at each place of the batch, [batch * size], and the place of each token
         order = [
             place * self._size + number
             for place, piece in zip(self._places, pieces, strict=True)

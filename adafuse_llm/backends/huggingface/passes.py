@@ -18,9 +18,9 @@ PREFILL_TOKENS = 2048
 """Maximum number of tokens in one forward pass. This limits the memory for activations."""
 
 PIECE_TOKENS = (128, 512)
-"""Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
-Other requests wait for a piece, but short pieces cost more: a model with 0.5 B parameters read 114
-tokens per CPU second in passes over 512 tokens, 103 over 128, and 81 over 64."""
+"""Number of tokens in a piece of a prompt on a CPU: while another request writes, and while none
+does. All other requests wait until a piece is read, but short pieces cost more: with 0.5 B
+parameters, a CPU second was enough for 114 tokens in pieces of 512, 103 of 128, and 81 of 64."""
 
 
 class Passes:
@@ -51,7 +51,7 @@ class Passes:
         self._run(pieces)
 
     def read(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
-        """Compute the rows of so many next committed tokens of every request."""
+        """Compute rows for the next committed tokens: a number of them for every request."""
         self._run([request.read(n) for request, n in parts if isinstance(request, TreeForm)])
 
     def _run(self, pieces: Sequence[Piece]) -> None:

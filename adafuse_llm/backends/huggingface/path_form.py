@@ -16,8 +16,8 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 class PathForm(RequestLogits):
     """A request to a model whose layers need not keep a row for each token (Mamba).
 
-    The request has one cache for the trunk (the committed tokens) and one for every tip of the
-    tree. The prompt takes one pass, and so does every later token.
+    The request has one cache for the trunk (the committed tokens), and one for every tip (a node
+    without evaluated children). The prompt takes one pass, and so does every later token.
     """
 
     unread = 0  # this form reads a prompt as a whole
@@ -32,7 +32,7 @@ class PathForm(RequestLogits):
         self._tips: dict[Node, Any] = {}
 
     def extend(self, nodes: Sequence[Node]) -> None:
-        """Evaluate nodes. They are in the order that `TreeForm.plan` expects."""
+        """Evaluate nodes, which are ordered parents before children."""
         for number, node in enumerate(nodes):
             if node is self.tree.root:
                 logits = self._advance_trunk()
@@ -75,7 +75,7 @@ class PathForm(RequestLogits):
                 self._advance_trunk()
             state = copy.deepcopy(self._trunk)
         else:
-            # a child has taken over the cache of an inner node, so run the node again
+            # a child has taken over the parent's cache, so run the parent again
             state = self._step(parent, shared=True)[1]
         return self._run([node.token], state)
 

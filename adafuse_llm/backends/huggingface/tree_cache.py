@@ -1,4 +1,4 @@
-"""Keep the rows of requests: their keys and values, and which of these each token sees.
+"""Keep the rows of requests, which are keys and values, and find out which rows a token sees.
 
 Shapes: n new tokens of the request, r rows of the request; k key/value heads of size d.
 """
@@ -34,10 +34,10 @@ _numbers = itertools.count()
 
 
 class Slab:
-    """Buffers with slots of `capacity` rows. A pass handles the slots of many requests at once."""
+    """Buffers with slots of `capacity` rows. Every request has a slot, and a pass handles many."""
 
     def __init__(self, capacity: int, slots: int = 1) -> None:
-        # orders the slabs of a pass, so that every run has the same order
+        # the place of the slab in the order of a pass, which is the same in every run
         self.number = next(_numbers)
         self.capacity = capacity
         self.slots = slots
@@ -218,7 +218,7 @@ class TreeForm(RequestLogits):
 
     Every new token sees the rows of the committed tokens (the trunk). A node also sees the rows of
     the nodes above it. Masks hide the rows of dropped nodes, which `_compact` removes once they are
-    more than a quarter of the buffer. `kv` may have rows of the prompt's tokens, except the last.
+    more than a quarter of the buffer. `kv` may have rows of all prompt tokens but the last one.
     """
 
     def __init__(self, tree: TokenTree, kv: Rows | None = None) -> None:
@@ -308,7 +308,7 @@ class TreeForm(RequestLogits):
             if above in seen:
                 own |= seen[above]
             else:
-                # an ancestor that runs again counts with its earlier row
+                # the ancestors have rows from earlier passes, even if they run again now
                 while above in self._row:
                     own[self._row[above]] = True
                     above = above.parent

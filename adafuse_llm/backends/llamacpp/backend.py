@@ -23,7 +23,7 @@ from adafuse_llm.errors import InvalidOptionError, LoadError
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 MAX_KEPT = 16
-"""Maximum number of finished requests whose cells a member keeps. All cells slow down a pass."""
+"""Maximum number of finished requests whose cells a member keeps. Used cells slow down passes."""
 
 DEFAULT_TOKENS = 16_384
 """Default number of tokens in the cache. A longer context window of the model raises it, and
@@ -36,7 +36,7 @@ SPARE_CELLS = 512
 """Number of additional cells, for the nodes of trees."""
 
 PART_NODES = 64
-"""Maximum number of nodes that are planned together. Every one may need its own sequence."""
+"""Maximum number of nodes that a request plans at a time. Each may need its own sequence."""
 
 Batch = list[tuple[LlamaState, Entry, Node | None]]
 """Tokens that run together. For each: its request's state, its entry, and its node if a query needs
@@ -122,7 +122,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
     @property
     def lane(self) -> str:
-        return f"member {self.name}"  # its own, as passes release the interpreter
+        return f"member {self.name}"  # its own, because a pass releases Python's lock
 
     def cache_bytes(self, tokens: int) -> int:
         return tokens * self._cell_bytes
@@ -171,7 +171,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         except CacheFullError:
             if len(queries) > 1 and not self._repeatable:
                 raise
-        # the cache is full: begin anew, and then with one query at a time
+        # the cache is full: forget these requests, and with `repeatable` all others, too
         for query in queries:
             self._forget(query.tree)
         if self._repeatable:
@@ -179,7 +179,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             if len(queries) > 1:
                 return super()._in_turn(queries)
         try:
-            # every part of a query takes the cells of the one before, so all nodes fit
+            # every part of a query takes the cells of the part before, so all nodes fit
             self._in_parts = True
             self._context.fills_gaps = True  # a repeatable member has nothing else in its cache
             return self._answer(queries)
@@ -194,7 +194,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             state = self._state_of(query.tree)
             if state in self._planned():
                 self._run()
-            # plan the nodes without logits, and uncached nodes above them
+            # plan the nodes whose logits are missing, and the uncached nodes above them
             missing = state.missing(query)
             for start in range(0, len(missing), PART_NODES):
                 if start:  # sequences cannot be copied before their tokens have run
@@ -232,12 +232,12 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         while True:
             try:
                 return torch.from_numpy(self._context.run(entries))
-            except CacheFullError:  # try again after other requests have lost cells
+            except CacheFullError:  # take cells from other requests, and try again
                 if self._repeatable or not self._shed(states):
                     raise
 
     def _make_room(self, count: int, state: LlamaState | None = None) -> None:
-        # take sequences of others, then run planned tokens, then drop the request's own nodes
+        # take sequences from others; without any, run planned tokens, or drop the own nodes
         while len(self._context.free) < count:
             if self._shed({*self._planned(), state}):
                 continue
@@ -248,7 +248,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 state.drop_tips()
 
     def _shed(self, needed: Collection[LlamaState | None]) -> bool:
-        """Drop the cheapest cells of requests that are not `needed`; return False without any."""
+        """Drop cells of a request that is not `needed`; return False if there are none."""
         # first finished requests, then nodes of a running one, then a running one as a whole
         if len(self._kept):
             self._context.give_back([self._kept.pop_oldest()])

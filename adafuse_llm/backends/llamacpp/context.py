@@ -29,15 +29,15 @@ BATCH_TOKENS = 2048
 """Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
 PIECE_TOKENS = (32, 64)
-"""Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
-Other requests wait for a piece, even if its client has left: a second for 64 tokens with 0.5 B
-parameters and one thread. With flash attention, shorter pieces cost more: a CPU second was enough
-for 66 tokens in pieces of 32, for 74 in pieces of 64, and for 77 in pieces of 256."""
+"""Number of tokens in a piece of a prompt on a CPU: while another request writes, and while none
+does. All other requests wait until a piece is read. With 0.5 B parameters and one thread, 64 tokens
+take a second. With flash attention, short pieces are slower: a CPU second was enough for 66 tokens
+in pieces of 32, for 74 in pieces of 64, and for 77 in pieces of 256."""
 
 REPEATABLE_TOKENS = (8, 32)
-"""Minimum and maximum number of tokens in one call of llama.cpp, if results must not depend on it.
-llama.cpp has other kernels for fewer tokens with some types of weights, and for flash attention of
-64 or more queries."""
+"""Minimum and maximum number of tokens in a call of llama.cpp, if results must not depend on this
+number. llama.cpp has other kernels for fewer tokens, with some types of weights, and for 64 or more
+tokens, with flash attention."""
 
 TYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 """ggml's numbers of the types of keys and values."""

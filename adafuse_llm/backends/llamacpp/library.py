@@ -86,7 +86,7 @@ class Settings:
 
     Attributes:
         reorder: whether llama.cpp may store weights in the order that its fastest kernels need.
-            Some of these round differently for one token than for several.
+            Some of these kernels round differently for one token than for several.
         gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
         flash_attention: whether to use flash attention; None to let llama.cpp decide.
         cache_type: type of keys and values, such as ``"f16"``.

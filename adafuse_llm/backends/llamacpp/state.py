@@ -17,7 +17,7 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class LlamaState(RequestLogits):
-    """The sequences of one request, and its nodes' logits. The trunk takes a free sequence at once.
+    """The sequences of one request, and its nodes' logits. A new state takes a free sequence.
 
     Attributes:
         trunk: the sequence of the committed tokens.
@@ -47,8 +47,8 @@ class LlamaState(RequestLogits):
     ) -> list[tuple[Entry, Node | None]]:
         """Return the tokens that must run to evaluate `nodes`, which `uncached` has returned.
 
-        A token comes with its node if the node is in `keep`, where the root can be, too. Every node
-        may take a free sequence.
+        A token comes with its node if the node is in `keep`, which may also have the root. Every
+        node may take a free sequence.
         """
         # find the children of every node
         children: dict[Node, list[Node]] = defaultdict(list)
@@ -84,7 +84,7 @@ class LlamaState(RequestLogits):
         self, node: Node, children: dict[Node, list[Node]], through: dict[Node, list[int]]
     ) -> None:
         """Choose the sequences of `node`, whose parent is cached, and of all nodes below it."""
-        # the nodes below it
+        # the node, and all nodes below it
         order = [node]
         for above in order:
             order += children.get(above, ())

@@ -45,7 +45,7 @@ TOLERANCE: Final = 0.1
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Maximum size of a file that is known by its content, and not by path, size and time."""
+"""Maximum size of a file that is recorded by its content. Of others, path, size and time count."""
 
 OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 """Exit codes of a child process: out of memory, and the smallest of a crash on Windows."""
@@ -83,7 +83,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
     try:
         child = run_limited(
             try_here,
-            5 * seconds,  # wall-clock seconds, as it waits for disks and others
+            5 * seconds,  # wall-clock seconds, because it also waits for disks and processes
             path=str(facts.files[0]),
             weights=facts.weight_bytes,
             seconds=seconds,

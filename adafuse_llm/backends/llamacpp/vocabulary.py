@@ -35,13 +35,13 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Header keys of the tokens that end a response."""
 
 WORD, TEXT = 1_000, 10_000
-"""Maximum numbers of characters in a row, of one class, and of any class but whitespace. Longer
-texts are cut, because llama.cpp's regular expressions need stack for every character of a word: a
-word of 40,000 letters would end the process."""
+"""Maximum length of a run of characters of one class, such as letters, and of a run without
+whitespace. Longer runs are cut, because llama.cpp's regular expressions need stack for every
+character of a word: a word of 40,000 letters would end the process."""
 
 SHORT, CACHED = 64, 4_096
-"""Maximum length of texts whose tokens are cached, and number of these texts. With some
-vocabularies, llama.cpp compiles regular expressions for every text, in up to a millisecond."""
+"""Maximum length of a text whose tokens are cached, and number of these texts. With some
+vocabularies, llama.cpp compiles regular expressions for every text, for up to a millisecond."""
 
 _LONG = re.compile(rf"\w{{{WORD}}}|\s{{{WORD}}}|[^\w\s]{{{WORD}}}|\S{{{TEXT}}}")
 _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
@@ -60,10 +60,11 @@ class LlamaTokenizer:
         added_tokens_decoder: control tokens, and tokens that llama.cpp takes out of a text before
             it splits the rest into words, by id.
         unk_token_id: id of the token for text that has no other token, or None.
-        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. An end
-            token that it may put behind the prompt is not used, because members continue prompts.
+        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It may also
+            put an end token behind a prompt, which is left out, because members continue prompts.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
-            which its chat template ends a reply. llama.cpp's guesses at others can be any token.
+            which its chat template ends a reply. What llama.cpp guesses is left out: it can be any
+            token.
         warnings: defects of the file that make the model's answers worse.
 
     Raises:
@@ -186,7 +187,7 @@ class LlamaTokenizer:
         read = functools.partial(self._library.llama_token_to_piece, self._vocabulary)
         for token in ids:
             size = read(token, buffer, len(buffer), *options)
-            # a negative size is the room that the token needs
+            # if the size is negative, the token needs a buffer of this size
             if size < 0:
                 buffer = ctypes.create_string_buffer(-size)
                 size = read(token, buffer, len(buffer), *options)
@@ -212,7 +213,7 @@ class LlamaTokenizer:
         return special[max(following, key=len)] if following else None
 
     def _split_markers(self) -> Iterator[str]:
-        # markers of the template that are tokens, but that llama.cpp does not encode as these
+        # find markers of the chat template that are tokens, but that llama.cpp splits
         markers = {marker.encode() for marker in _MARKER.findall(str(self.chat_template or ""))}
         split = [
             repr(_text(piece))
@@ -242,7 +243,7 @@ class LlamaTokenizer:
     def _tokenize(
         self, text: str, *, parse_special: bool = False, add_special: bool = False
     ) -> tuple[int, ...]:
-        # a negative count is the room that the tokens need
+        # if the count is negative, the tokens need a buffer of this size
         data = text.encode()
         room = len(data) + 1
         while True:

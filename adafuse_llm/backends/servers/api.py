@@ -31,8 +31,8 @@ class Prompt:
         word_end: whether the server also returns `ends`.
         listed: answer: log-probabilities of at least the `top` likeliest tokens, by token id.
         logprobs: answer: log-probabilities of at least the tokens in `given`, by token id.
-        ends: answer: log-probabilities of these tokens and of the likeliest one, if only a token
-            with which `WORD_END` can begin may follow. Others have minus infinity.
+        ends: answer: log-probabilities of at least the tokens in `given` and the likeliest one, if
+            only text may follow that fits `WORD_END`. Other tokens have minus infinity.
     """
 
     ids: tuple[int, ...]
@@ -52,7 +52,7 @@ class ServerFacts:
         model: the model's name on the server.
         source: folder, file or hub id that the server loaded; None if unknown.
         version: name and version of the server.
-        window: maximum number of tokens of a prompt that the server continues by a token.
+        window: maximum number of tokens in a prompt to which the server can add a token.
         listed_limit: maximum number of likeliest tokens in an answer, at most `WANTED_TOP`.
         vocabulary_size, parameters: numbers of tokens and of weights; None if unknown.
         limits_tokens: whether the server can answer with `Prompt.ends`.
@@ -82,7 +82,7 @@ class ServerApi(ABC):
         """Ask the server, and set the answers in `prompts`."""
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
-        """Return the server's tokens of a text, without special ones; None if it has no API."""
+        """Return a server's tokens for a text, without special ones, or None if it cannot."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         answer = server.find("/tokenize", body)
         return None if answer is None else [int(token) for token in answer["tokens"]]
@@ -103,5 +103,5 @@ def chosen_model(server: Connection, name: str | None) -> Any:
 
 
 def finite(logprob: float | None) -> float:
-    """Return a server's log-probability as a number, with minus infinity where it is replaced."""
+    """Return a server's log-probability. None and `LOWEST` stand for minus infinity."""
     return -math.inf if logprob is None or logprob <= LOWEST else float(logprob)

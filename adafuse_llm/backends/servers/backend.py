@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 PROBE = "The ferry leaves at nine."
 PROBE_TOP = 5
 PROBE_TOLERANCE = 0.5
-"""To recognize the model, the member compares so many likeliest tokens after a text. Their
-log-probabilities may differ by so many nats, because they may depend on other requests."""
+"""To recognize the model, the member compares the `PROBE_TOP` likeliest tokens after `PROBE`. Their
+log-probabilities can depend on other requests, and may differ by `PROBE_TOLERANCE` nats."""
 
 SAMPLED = 40
-"""Number of tokens that end a word, and of others, with which the member checks that the server's
-regular expressions work."""
+"""Number of tokens that end a word, and as many that do not, with which the member checks that the
+server's regular expressions work."""
 
 UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors that mean that an answer does not have the expected form."""

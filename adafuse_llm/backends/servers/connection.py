@@ -18,11 +18,11 @@ from adafuse_llm.errors import MemberError, MemberUnavailableError
 logger = logging.getLogger(__name__)
 
 TIMEOUT: Final = httpx.Timeout(300.0, connect=10.0)
-"""Maximum seconds to wait for the next part of an answer, so also for the computation before the
-first part, and maximum seconds to connect."""
+"""Maximum seconds to connect, and to wait for the next part of an answer, which includes the
+computation before the first part."""
 
 PATIENCE_SECONDS: Final = 300.0
-"""Seconds for which a call is repeated, because a server needs minutes to load a large model."""
+"""Seconds for which `post` repeats a call. A server needs minutes to load a large model."""
 
 FIRST_DELAY, LAST_DELAY = 0.1, 2.0
 """Seconds between two attempts. They double from the first number to the last."""
@@ -40,8 +40,8 @@ _TURNS: dict[str, threading.Lock] = {}
 class Connection:
     """The connections to one server, whose address has no ``/v1``. Any thread can use them.
 
-    All calls are idempotent, so a failed call is repeated until the server answers again. If the
-    server refuses a call, `MemberError` is raised; if it stays silent, `MemberUnavailableError`.
+    Calls change nothing on the server, so `post` repeats a call until the server answers. All raise
+    a `MemberError` if the server refuses a call, and a `MemberUnavailableError` if it stays silent.
 
     Attributes:
         losses: number of times that the server has stopped answering.
@@ -135,7 +135,7 @@ class Connection:
         raise MemberUnavailableError(self._member, f"server {self.url}: {problem}")
 
     def _checked(self, answer: httpx.Response) -> Any:
-        # say what the user can mend, or else the server's own reason
+        # name what the user can mend, or else the server's reason
         if answer.status_code in (401, 403):
             given = f"It refuses the key in the environment variable {self._key_source!r}"
             needed = "It needs a key. Pass api_key_env, the name of an environment variable with it"

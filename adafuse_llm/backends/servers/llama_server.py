@@ -28,7 +28,7 @@ DRAWN_BIAS: Final = 75.0
 probabilities of all but very rare tokens still fit into a float32."""
 
 LEAST: Final = 1e-37
-"""Minimum probability after a bias that counts. Below 1.2e-38, a float32 is imprecise."""
+"""Lowest probability after biases that counts. Below 1.2e-38, a float32 is imprecise."""
 
 WHOLE: Final = 2**20
 """Number of likeliest tokens that covers every vocabulary."""
@@ -115,7 +115,7 @@ def unbiased(
 
 
 def _check_biases(server: Connection, drawn: int) -> None:
-    # some versions of llama.cpp ignore a bias, or apply it to other calls or before sampling, too
+    # some versions of llama.cpp ignore a bias, or also apply it to other calls or to plain results
     prompt = Prompt((1, 2, 3))
     listing = _listing([prompt], PROBED, drawn)
     plain = _listed(server.post(PATH, listing))

@@ -68,8 +68,8 @@ class VllmApi(ServerApi):
                 if -math.inf in listed.values() or len(listed) < prompt.top:
                     raise server.error(MIXED)
                 prompt.listed = listed
-        # ask for given tokens, and at the same time for ends of words, because vLLM masks tokens by
-        # a regular expression before it computes log-probabilities
+        # ask for given tokens. For ends of words, ask once more with a regular expression, by which
+        # vLLM masks tokens before it computes log-probabilities
         calls: list[tuple[list[Prompt], dict[str, Any]]] = []
         for group, tokens in _groups(prompts):
             calls.append((group, _giving(facts.model, group, tokens)))
