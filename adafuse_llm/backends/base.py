@@ -161,7 +161,7 @@ class Backend(ABC):
         tree.state = None
 
     def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
-        """Process a piece of those committed tokens that the member has not processed yet.
+        """Process a piece of prompts: some committed tokens that the member has not processed yet.
 
         The piece may have tokens of every tree. Between two pieces, an engine evaluates queries of
         other requests, and it reads no further piece for a cancelled request.

@@ -212,7 +212,6 @@ class FakeCodec(TextCodec):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts of all tokens, by token id."""
         return tuple(self._texts)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -235,5 +234,4 @@ class FakeCodec(TextCodec):
         return self.decode(tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the joined texts of `tokens`."""
         return "".join(self._texts[token] for token in tokens)

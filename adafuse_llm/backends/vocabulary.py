@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from adafuse_llm.grammar.matchers import grammar_tokenizer
 from adafuse_llm.text.codec import TokenizerCodec
 
 
@@ -30,3 +31,13 @@ class Vocabulary(ABC):
     @abstractmethod
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
         """Return an ``llguidance.LLTokenizer`` for `size` logits, or raise a ValueError."""
+
+    def _with_bytes(self, tokens: Sequence[bytes], end_ids: Collection[int]) -> Any:
+        """Return an ``llguidance.LLTokenizer`` for tokens with these bytes."""
+
+        def encode(text: bytes) -> list[int]:
+            return list(self.tokenizer.encode(text.decode(), add_special_tokens=False))
+
+        added = self.tokenizer.added_tokens_decoder.items()
+        special = [int(i) for i, token in added if token.special]
+        return grammar_tokenizer(tokens, end_ids, special, encode)

@@ -99,7 +99,7 @@ class ConfigFile(AdaFuseConfig):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """The keyword arguments of `AdaFuseEngine.from_pretrained` in `LOADING`."""
+        """The keyword arguments for `AdaFuseEngine.from_pretrained` that `LOADING` names."""
         return {name: getattr(self, name) for name in LOADING}
 
     @property

@@ -238,7 +238,7 @@ def as_spec(
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """Return a unique name for each member: its own, or enough last parts of its path.
+    """Return a unique name for each member: its own one, or the end of its path.
 
     Raises:
         InvalidInputError: two explicit names are the same.

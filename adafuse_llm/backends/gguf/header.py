@@ -29,9 +29,6 @@ SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", s
 
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 
-CACHE_TYPES: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-"""Bytes that a number takes in a cache, by the cache's type."""
-
 TEMPLATE: Final = "tokenizer.chat_template"
 PRE_TOKENIZER: Final = "tokenizer.ggml.pre"
 
@@ -81,8 +78,11 @@ class GGUFFacts:
     entries: Mapping[str, Any]
 
     def cache_bytes(self, tokens: int, cache_type: str = "f16") -> int:
-        """Return the most bytes that keys and values of so many tokens take in the cache."""
-        return math.ceil(tokens * self.cache_elements * CACHE_TYPES[cache_type])
+        """Return the maximum size, in bytes, of the keys and values of `tokens` tokens."""
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[cache_type.upper()]]
+        return math.ceil(tokens * self.cache_elements * size / numbers)
 
 
 def read_facts(path: str | Path) -> GGUFFacts:
@@ -259,7 +259,7 @@ class _Reader:
         return _Skipped(count)
 
     def tensor(self) -> tuple[int, int]:
-        # its number of weights, and its place among all weights
+        # read its number of weights, and its place among all weights
         self.string()  # the name
         weights = math.prod(self.scalars(UINT64, self.number(UINT32)))
         self.number(UINT32)  # the type

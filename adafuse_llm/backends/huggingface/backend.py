@@ -46,7 +46,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         name: the member's name.
         prefix_cache_bytes: maximum size, in bytes, of the key/value rows of finished requests that
             the member keeps for requests that begin with the same tokens. If a pass runs out of
-            memory, the member drops them and repeats the pass once.
+            memory, the member drops these rows and repeats the pass once.
 
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.

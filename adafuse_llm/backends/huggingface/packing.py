@@ -33,7 +33,7 @@ from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.errors import UnsupportedModelError
 
 PACKED = {"sdpa": "adafuse_llm_sdpa", "eager": "adafuse_llm_eager"}
-"""Names of our attention in transformers, by the attention that it has outside packed passes."""
+"""Names of `_attend` in transformers, by the attention that it computes outside packed passes."""
 
 Attention = Callable[..., tuple[torch.Tensor, Any]]
 
@@ -255,7 +255,7 @@ class _GroupAttention:
         )
 
     def _mask(self, window: int | None, groups: int, query: torch.Tensor) -> torch.Tensor | None:
-        """Return a mask to add to scores of folded heads, [batch, 1, groups * n, r], if needed."""
+        """Return what to add to scores of folded heads, [batch, 1, groups * n, r], or None."""
         key = (window, groups, query.dtype, query.device)
         if key not in self._masks:
             seen = np.zeros((self._batch, self._size, self._rows), dtype=np.bool_)

@@ -51,7 +51,7 @@ class Passes:
         self._run(pieces)
 
     def read(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
-        """Compute rows for the next committed tokens: a number of them for every request."""
+        """For every request, compute the rows of a number of its next committed tokens."""
         self._run([request.read(n) for request, n in parts if isinstance(request, TreeForm)])
 
     def _run(self, pieces: Sequence[Piece]) -> None:

@@ -46,7 +46,7 @@ class Slab:
         self.layers: dict[int, KeysValues] = {}
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        """Return the buffers of a layer, for keys and values of these shapes, [1, k, n, d]."""
+        """Return the buffers of a layer, whose keys and values have these shapes, [1, k, n, d]."""
         if index not in self.layers:
             # zeros, because masked values must be numbers, too
             keys, values = (
@@ -57,7 +57,6 @@ class Slab:
         return self.layers[index]
 
     def grow(self, slots: int) -> None:
-        """Increase the number of slots to `slots`."""
         for index, buffers in self.layers.items():
             keys, values = (old.new_zeros((old.shape[0], slots, *old.shape[2:])) for old in buffers)
             for new, old in zip((keys, values), buffers, strict=True):

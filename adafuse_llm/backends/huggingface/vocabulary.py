@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from adafuse_llm.backends.vocabulary import Vocabulary
-from adafuse_llm.grammar.matchers import grammar_tokenizer
 
 BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
 """With one of these decoders, the tokens of a tokenizer have known bytes."""
@@ -32,18 +31,13 @@ class HuggingFaceVocabulary(Vocabulary):
         if not spaces:
             return from_tokenizer(tokenizer, n_vocab=size, eos_token=sorted(end_ids))
         # llguidance does not read the pieces of Unigram vocabularies as their decoder does
-        added = {int(i): token for i, token in tokenizer.added_tokens_decoder.items()}
+        added = set(map(int, tokenizer.added_tokens_decoder))
         tokens = [b""] * size
         for piece, token in tokenizer.get_vocab().items():
             byte = _BYTE.fullmatch(piece)
             text = piece if token in added else piece.replace(spaces[0], " ")
             tokens[token] = bytes([int(byte[1], 16)]) if byte else text.encode()
-
-        def encode(text: bytes) -> list[int]:
-            return list(tokenizer.encode(text.decode(), add_special_tokens=False))
-
-        special = [i for i, token in added.items() if token.special]
-        return grammar_tokenizer(tokens, end_ids, special, encode)
+        return self._with_bytes(tokens, end_ids)
 
     def _decoders(self) -> Iterator[Mapping[str, Any]]:
         """Yield the decoder of a fast tokenizer, and all decoders inside it, as dicts."""

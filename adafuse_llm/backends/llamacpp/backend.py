@@ -33,10 +33,10 @@ MEMORY_SHARE = 0.25
 """Largest share of the free memory that the cache takes by default."""
 
 SPARE_CELLS = 512
-"""Number of additional cells, for the nodes of trees."""
+"""Number of cells for the nodes of trees, in addition to those for `context`."""
 
 PART_NODES = 64
-"""Maximum number of nodes that a request plans at a time. Each may need its own sequence."""
+"""Maximum number of nodes that a request adds to a batch at a time. Each may need a sequence."""
 
 Batch = list[tuple[LlamaState, Entry, Node | None]]
 """Tokens that run together. For each: its request's state, its entry, and its node if a query needs
@@ -237,7 +237,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                     raise
 
     def _make_room(self, count: int, state: LlamaState | None = None) -> None:
-        # take sequences from others; without any, run planned tokens, or drop the own nodes
+        # first, take sequences from other requests; last, drop the request's own nodes
         while len(self._context.free) < count:
             if self._shed({*self._planned(), state}):
                 continue

@@ -39,11 +39,8 @@ REPEATABLE_TOKENS = (8, 32)
 number. llama.cpp has other kernels for fewer tokens, with some types of weights, and for 64 or more
 tokens, with flash attention."""
 
-TYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
-"""ggml's numbers of the types of keys and values."""
-
 NO_ROOM = 1
-"""The result of ``llama_decode`` if the cache has no room. It then leaves the cache unchanged."""
+"""The result of ``llama_decode`` if the cache has no room. The cache is then unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,8 @@ class Context:
         self.free = list(range(MAX_SEQUENCES - (2 if repeatable else 0)))
         self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
         self._least = REPEATABLE_TOKENS[0] if repeatable else 0
+        from gguf.constants import GGMLQuantizationType
+
         # create a cache that sequences share
         self._library = library = load_library()
         self._model = model  # Python must not free it before the cache
@@ -92,7 +91,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         flash, cache_type = model.settings.flash_attention, model.settings.cache_type
         params.flash_attn_type = -1 if flash is None else int(flash)
-        params.type_k = params.type_v = TYPE_NUMBERS[cache_type]
+        params.type_k = params.type_v = GGMLQuantizationType[cache_type.upper()]
         params.kv_unified = True  # so that a cell can belong to several sequences
         params.swa_full = True  # so that sequences can be cut back
         params.no_perf = True

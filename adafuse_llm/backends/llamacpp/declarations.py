@@ -131,7 +131,7 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def load() -> SimpleNamespace:
-    """Load the library of `PACKAGE`, which must be installed, and return `FUNCTIONS` and classes.
+    """Load the library of `PACKAGE`, which must be installed. The result has all `FUNCTIONS`.
 
     Raises:
         MissingDependencyError: the package has another version, or the library cannot be used.

@@ -38,7 +38,7 @@ class LlamaState(RequestLogits):
         return len(self.tree.ids) - self.committed
 
     def uncached(self, nodes: Collection[Node]) -> list[Node]:
-        """Return `nodes` and their ancestors that are not cached, parents before children."""
+        """Return `nodes` and their uncached ancestors, parents before children."""
         cached = {node for tip in self.tips for node in _upwards(tip)}
         return unknown(nodes, (cached | {self._root}).difference(nodes))
 

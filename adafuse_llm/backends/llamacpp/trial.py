@@ -35,7 +35,7 @@ from adafuse_llm.errors import LoadError, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 SECONDS, SECONDS_PER_GIB = 120, 30
-"""Maximum CPU time of a child process, in seconds: a constant, and more per GiB of weights."""
+"""Maximum CPU time of a child process, in seconds, and what each GiB of weights adds to it."""
 
 SPARE_BYTES: Final = 8 * 2**30
 """Maximum address space of a child process, besides three times the size of the weights."""
@@ -108,7 +108,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
 
 
 def _record(facts: GGUFFacts, settings: Settings) -> Path:
-    # the file that exists after a success; its name depends on all that decides this
+    # the file that records a success; its name depends on all that a success depends on
     name, _ = find_library()
     library = distribution(name).read_text("RECORD")  # the files of the package, with their hashes
     known = [library, platform.node(), asdict(settings), *map(_identity, facts.files)]

@@ -14,11 +14,10 @@ from adafuse_llm.backends.gguf.header import GGUFFacts
 from adafuse_llm.backends.llamacpp.library import Model, load_library
 from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
-from adafuse_llm.grammar.matchers import grammar_tokenizer
 from adafuse_llm.text.codec import cached
 
 SENTENCEPIECE, BPE = 1, 2
-"""The kinds of vocabularies with which llama.cpp can encode every text, by its numbers."""
+"""llama.cpp's numbers of the kinds of vocabularies with which it can encode every text."""
 
 UNKNOWN, CONTROL, USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 """Attributes of tokens, as llama.cpp numbers them."""
@@ -271,12 +270,8 @@ class LlamaVocabulary(Vocabulary):
         return [*map(_text, self.tokenizer.pieces)]
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
-        def encode(text: bytes) -> list[int]:
-            return self.tokenizer.encode(text.decode(), add_special_tokens=False)
-
-        special = [i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special]
         tokens = [*self.tokenizer.pieces, *[b""] * (size - len(self.tokenizer))]
-        return grammar_tokenizer(tokens, end_ids, special, encode)
+        return self._with_bytes(tokens, end_ids)
 
 
 def _added_tokens(pieces: Sequence[bytes], attributes: Sequence[int]) -> dict[int, Any]:

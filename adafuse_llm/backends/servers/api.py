@@ -82,7 +82,7 @@ class ServerApi(ABC):
         """Ask the server, and set the answers in `prompts`."""
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
-        """Return a server's tokens for a text, without special ones, or None if it cannot."""
+        """Return a server's tokens of a text, without special ones; None if it has no such API."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         answer = server.find("/tokenize", body)
         return None if answer is None else [int(token) for token in answer["tokens"]]

@@ -40,8 +40,9 @@ _TURNS: dict[str, threading.Lock] = {}
 class Connection:
     """The connections to one server, whose address has no ``/v1``. Any thread can use them.
 
-    Calls change nothing on the server, so `post` repeats a call until the server answers. All raise
-    a `MemberError` if the server refuses a call, and a `MemberUnavailableError` if it stays silent.
+    Calls change nothing on the server, so `post` repeats a call until the server answers. If the
+    server refuses a call, methods raise a `MemberError`; without an answer, a
+    `MemberUnavailableError`.
 
     Attributes:
         losses: number of times that the server has stopped answering.

@@ -17,8 +17,8 @@ from adafuse_llm.backends.servers.api import (
 from adafuse_llm.backends.servers.connection import Connection
 
 BIAS: Final = 40.0
-"""Bias on the logits of given tokens, which makes them the likeliest. The logarithm of the largest
-float32 is 88."""
+"""Bias on the logits of given tokens, which makes them the likeliest. Its exponential must fit into
+a float32, at most e^88."""
 
 DRAWN_TEXT: Final = " the"
 """Text whose last token the server draws in every call. It is likely in most places."""
@@ -35,7 +35,8 @@ WHOLE: Final = 2**20
 
 PROBED: Final = 8
 BIAS_TOLERANCE: Final = 0.01
-"""Number of likeliest tokens to compare in a check of biases, and their maximum difference."""
+"""Number of likeliest tokens whose log-probabilities a check of biases compares, and the maximum
+difference."""
 
 PATH: Final = "/completion"
 
@@ -115,7 +116,7 @@ def unbiased(
 
 
 def _check_biases(server: Connection, drawn: int) -> None:
-    # some versions of llama.cpp ignore a bias, or also apply it to other calls or to plain results
+    # some versions of llama.cpp ignore biases, or also apply them to other calls or plain listings
     prompt = Prompt((1, 2, 3))
     listing = _listing([prompt], PROBED, drawn)
     plain = _listed(server.post(PATH, listing))
