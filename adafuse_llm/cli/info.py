@@ -136,7 +136,7 @@ def _gguf(backend: Any) -> dict[str, Any]:
     return {
         "format": "GGUF",
         "architecture": facts.architecture,
-        "tokenizer": facts.pre_tokenizer or facts.tokenizer,
+        "tokenizer": facts.tokenizer,
         "vocabulary": facts.vocabulary,
         "end_tokens": backend.tokenizer.convert_ids_to_tokens(sorted(backend.end_ids)),
         "cache": "tree",

@@ -30,10 +30,9 @@ SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", s
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 
 TEMPLATE: Final = "tokenizer.chat_template"
-PRE_TOKENIZER: Final = "tokenizer.ggml.pre"
 
 NEEDED: Final = {
-    PRE_TOKENIZER: "llama.cpp splits texts into tokens in other ways than the model knows",
+    "tokenizer.ggml.pre": "llama.cpp splits texts into tokens in other ways than the model knows",
     "tokenizer.ggml.token_type": "llama.cpp reads control tokens as plain text",
 }
 """Entries that a vocabulary of byte-level BPE needs, and what happens without them."""
@@ -53,7 +52,6 @@ class GGUFFacts:
         vocabulary: number of tokens.
         tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE) or ``"llama"``
             (SentencePiece); ``"no_vocab"`` if the file has none.
-        pre_tokenizer: llama.cpp's name of the rules that split a text into words, or None.
         warnings: defects of the file that make the model's answers worse.
         chat_template: the chat template as Jinja text, or several templates by name, or None. A
             single template may have any name. Of several ones, one must be the default.
@@ -68,7 +66,6 @@ class GGUFFacts:
     context_window: int | None
     vocabulary: int
     tokenizer: str
-    pre_tokenizer: str | None
     warnings: tuple[str, ...]
     chat_template: str | dict[str, str] | None
     cache_elements: int
@@ -115,7 +112,6 @@ def read_facts(path: str | Path) -> GGUFFacts:
         context_window=window if 0 < window < 2**31 else None,
         vocabulary=0 if tokens is None else tokens.count,
         tokenizer=tokenizer,
-        pre_tokenizer=header.get(PRE_TOKENIZER, str),
         warnings=tuple(
             f"its header lacks {key}, so {NEEDED[key]}, and answers get worse. Download a newer "
             "conversion of the model, or convert it again"

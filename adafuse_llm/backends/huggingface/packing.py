@@ -86,9 +86,9 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
             self._devices[device] = [to_device(places, device) for _, places in self._slabs]
         # the tokens of a slab stand together
         sizes = [len(places) for _, places in self._slabs]
-        parts = zip(key_states[0].split(sizes, 1), value_states[0].split(sizes, 1), strict=True)
-        slabs = zip(self._slabs, self._devices[device], parts, strict=True)
-        for (slab, _), places, (keys, values) in slabs:
+        parts = (rows[0].split_with_sizes(sizes, 1) for rows in (key_states, value_states))
+        slabs = zip(self._slabs, self._devices[device], *parts, strict=True)
+        for (slab, _), places, keys, values in slabs:
             buffers = slab.layer(layer_idx, key_states, value_states)
             all_keys, all_values = (buffer.flatten(1, 2) for buffer in buffers)
             all_keys.index_copy_(1, places, keys)
