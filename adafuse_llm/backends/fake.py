@@ -148,13 +148,13 @@ def _answered(
     ending = end_ids.union(token for token, text in enumerate(texts or ()) if text[:1].isspace())
     nexts = []
     for node in query.evaluate:
-        # what may follow the node
+        # find the tokens that may follow the node
         likely = every = after(node)
         if node.allowed is not None:
             likely = {t: p for t, p in every.items() if is_allowed(node.allowed, t)}
         if not likely:
             raise ValueError(f"no token can follow {query.tree.tokens(node)!r}")
-        # the token that is drawn
+        # draw a token
         chosen = None
         if node.draw is not None:
             import torch  # takes long

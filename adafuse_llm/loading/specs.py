@@ -224,7 +224,7 @@ def as_spec(
             f"a member must be a folder, a GGUF file, a hub id, the address of a server, or a "
             f"description such as GGUFMember(...); got {short_repr(member)}"
         )
-    # take the kind from the address or the files
+    # find the kind of the member in its address or files
     path = settings.get("path")
     if isinstance(path, str) and "://" in path and "url" not in settings:
         settings["url"] = settings.pop("path")

@@ -94,14 +94,14 @@ def read_facts(path: str | Path) -> GGUFFacts:
     header = _read_header(path)
     files = _part_paths(path, header.get("split.count", int) or 1)
     headers = [header, *map(_read_header, files[1:])]
-    # the kind of the model
+    # refuse a model that is not causal
     architecture = header.get("general.architecture", str) or "unknown"
     if header.entries.get(f"{architecture}.attention.causal") is False:  # llama.cpp would load it
         raise UnsupportedModelError(
             f"{path} has the architecture {architecture!r}, which is not causal; members must be "
             "causal (decoder-only) language models"
         )
-    # its window and its tokenizer
+    # read its window and its tokenizer
     window = header.get(f"{architecture}.context_length", int) or 0
     tokens = header.get("tokenizer.ggml.tokens", _Skipped)
     tokenizer = header.get("tokenizer.ggml.model", str) or "no_vocab"
@@ -127,7 +127,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
 
 
 def _chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
-    # templates with a name, such as "tool_use", and one without
+    # find templates with a name, such as "tool_use", and the one without
     named = {
         key.removeprefix(f"{TEMPLATE}."): text
         for key, text in entries.items()
@@ -161,7 +161,7 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
 
 
 def _cache_elements(header: _Header, architecture: str) -> int:
-    # heads with keys and values of all layers, times the size of a key and a value
+    # multiply the key/value heads of all layers by the sizes of a key and a value
     attention = f"{architecture}.attention"
     layers = header.get(f"{architecture}.block_count", int) or 0
     heads, pairs = (
@@ -290,7 +290,7 @@ def _parse(path: Path, data: mmap.mmap) -> _Header:
             f"it has version {version:#x} of the format; llama.cpp reads versions 2 and 3, with "
             "little-endian numbers"
         )
-    # entries, and then tensors
+    # read the entries, and then the tensors
     tensor_count, entry_count = reader.number(), reader.number()
     entries = {reader.string(): reader.value() for _ in range(entry_count)}
     tensors = [reader.tensor() for _ in range(tensor_count)]

@@ -84,7 +84,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         self.own_adjustment = own_adjustment(model, self.end_ids)
         self.ignored_settings = ignored_settings(model)
         self.device = str(device)
-        # the form, and the cache of finished requests
+        # choose the form, and create the cache of finished requests
         self._passes = choose(name, self._decoder)
         self.form = self._passes.form
         self._pieces = self._passes.pieces

@@ -38,7 +38,7 @@ Ids = tuple[int, ...]
 
 @torch.inference_mode()
 def choose(name: str, decoder: Decoder) -> Passes:
-    """Return passes in the first form that gives correct numbers (`HuggingFaceBackend`).
+    """Return passes in the first of `FORMS` that gives correct numbers.
 
     Raises:
         UnsupportedModelError: no form gives correct numbers. The message gives the reasons.

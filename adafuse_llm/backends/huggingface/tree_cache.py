@@ -48,7 +48,7 @@ class Slab:
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         """Return the buffers of a layer, whose keys and values have these shapes, [1, k, n, d]."""
         if index not in self.layers:
-            # zeros, because masked values must be numbers, too
+            # zeros, because even masked values must not be NaN
             keys, values = (
                 like.new_zeros((like.shape[1], self.slots, self.capacity, like.shape[3]))
                 for like in (keys, values)

@@ -39,8 +39,8 @@ PART_NODES = 64
 """Maximum number of nodes that a request adds to a batch at a time. Each may need a sequence."""
 
 Batch = list[tuple[LlamaState, Entry, Node | None]]
-"""Tokens that run together. For each: its request's state, its entry, and its node if a query needs
-the node's logits."""
+"""Tokens that run together: for each, its request's state, its entry, and its node, or None if no
+query needs the logits after it."""
 
 
 class LlamaCppBackend(LogitsBackend[LlamaState]):
@@ -96,7 +96,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 f"{label}: repeatable=True needs all layers on the CPU. Pass gpu_layers=0, or "
                 "leave out repeatable"
             )
-        # tokens that end a response
+        # find the tokens that end a response
         known = self.tokenizer.get_vocab() if end_tokens else {}
         if others := [token for token in end_tokens if token not in known]:
             raise InvalidOptionError(
@@ -249,7 +249,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
     def _shed(self, needed: Collection[LlamaState | None]) -> bool:
         """Drop cells of a request that is not `needed`; return False if there are none."""
-        # first finished requests, then nodes of a running one, then a running one as a whole
+        # drop a finished request first, then nodes of a running one, then a running one
         if len(self._kept):
             self._context.give_back([self._kept.pop_oldest()])
             return True

@@ -78,7 +78,7 @@ def try_file(facts: GGUFFacts, label: str, settings: Settings) -> None:
 
 
 def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
-    # why a child process cannot load the file; None if it can
+    # return why a child process cannot load the file; None if it can
     seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
     try:
         child = run_limited(
@@ -91,7 +91,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return "loading it takes too much time"
-    # why the process ended
+    # find out why the process ended
     code, cause = child.returncode, child.stderr.strip().partition("\n")[0]
     if not code:
         return None

@@ -197,7 +197,7 @@ class LlamaTokenizer:
         return token if isinstance(token, int) and 0 <= token < len(self) else None
 
     def _reply_end(self) -> int | None:
-        # the special token that follows a reply in the chat template
+        # find the special token that follows a reply in the chat template
         if self.chat_template is None:
             return None
         reply = "Yes"
@@ -266,7 +266,7 @@ class LlamaVocabulary(Vocabulary):
 
     @functools.cached_property
     def token_texts(self) -> Sequence[str]:
-        # the same as the codec's texts, but in a tenth of the time
+        # these are the codec's texts, in a tenth of its time
         return [*map(_text, self.tokenizer.pieces)]
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
