@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.errors import InvalidInputError, UnsupportedModelError
+from adafuse_llm.errors import InvalidInputError, UnsupportedModelError, short_list
 from adafuse_llm.loading.gguf import find_file, load_gguf
 from adafuse_llm.loading.huggingface import check_huggingface, load_huggingface
 from adafuse_llm.loading.problems import describe
@@ -94,11 +94,27 @@ def _loader(spec: MemberSpec) -> Callable[[], Backend]:
 
 
 def _problems(backend: Backend) -> Iterator[str]:
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
     if change := change_of(backend.codec, PLAIN):
         yield f"its tokenizer loses plain text ({change}), so it cannot score the others' words"
     # try the chat template on a short conversation
+    ids: list[int] = []
     try:
-        backend.codec.encode_messages(MESSAGES)
+        ids = backend.codec.encode_messages(MESSAGES)
     except InvalidInputError as error:
         cause = describe(error.__cause__ or error).rstrip(".")
         yield f"its chat template fails ({cause}). Mend or delete the template in the model's files"
+    if not isinstance(backend, HuggingFaceBackend):
+        return
+    # find tokens without a row; a special one does harm only in the chat template
+    rows, tokenizer = backend.vocabulary_size, backend.tokenizer
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    known = sorted((i, token) for token, i in tokenizer.get_vocab().items())
+    beyond = [token for i, token in known if i >= rows and (i not in special or i in ids)]
+    if beyond:
+        yield (
+            f"its tokenizer has tokens for which the model has no row: {short_list(beyond)}. Pass "
+            "the tokenizer of the model, or train the model with these tokens "
+            "(resize_token_embeddings)"
+        )

@@ -167,6 +167,14 @@ def template(text: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(text)
 
 
+def add_tokens(name: str, folder: Path) -> None:
+    """Add a token more than the model has spare rows. Padding is special."""
+    known = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [f"<{name}{number}>" for number in range(4)]
+    known.add_tokens([transformers.AddedToken(text, special=name == "pad") for text in texts])
+    known.save_pretrained(folder)
+
+
 def rename(
     new_name: Callable[[str], str | None], more: dict[str, torch.Tensor], folder: Path
 ) -> None:
@@ -230,6 +238,7 @@ Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.we
         (partial(spoil, "*token*", None), "tokenizer"),
         (partial(template, "{% for m in messages %}{{ m.content }"), "template .*SyntaxError"),
         (partial(template, "{{ raise_exception('Only tools') }}"), "template .*Only tools"),
+        (partial(add_tokens, "extra"), "tokens .* no row: <extra3>"),
         (partial(spoil, "model.safetensors", None), "cannot be loaded"),
         (partial(spoil, "model.safetensors", b"\x10" * 64), "cannot be loaded"),
         (without(Q, UP), rf"tensors are missing \(2, such as {Q}\)"),
@@ -261,6 +270,7 @@ def test_a_folder_that_cannot_be_loaded_has_one_error_and_runs_no_code(
     ("change", "settings"),
     [
         (pickled, {"allow_pickle": True}),
+        (partial(add_tokens, "pad"), {}),
         *(
             (partial(rename, str, {name: torch.ones(4)}), {})
             for name in (
@@ -275,7 +285,7 @@ def test_old_and_larger_checkpoints_load(
 ) -> None:
     change(copy)
     with load(TransformersMember(str(copy), **settings)) as engine:
-        assert engine.generate("The ferry", max_new_tokens=3).text
+        assert engine.generate("<pad3> The ferry", max_new_tokens=3).text
 
 
 def test_names_without_the_prefix_of_the_base_model_load(tmp_path: Path) -> None:
