@@ -169,7 +169,7 @@ class LlamaTokenizer:
         assert template is not None, "the file has no chat template"
         if not isinstance(template, str):
             template = template["tool_use" if tools and "tool_use" in template else "default"]
-        # leave out values of None, because a template would find their keys
+        # leave out values of None, because a template may test whether a key exists
         turns = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         rendered, _ = render_jinja_template(
             conversations=[turns],

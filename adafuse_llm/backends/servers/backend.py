@@ -93,7 +93,7 @@ class ServerBackend(Backend):
         return bool(self._tells_word_ends)
 
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        # one prompt for every node, and a probe for new requests
+        # ask one prompt for every node, and a probe for new requests
         prompts: Prompts = {}
         counts = [self._add(query, prompts) for query in queries]
         asked = [*zip(queries, counts, strict=True)]
