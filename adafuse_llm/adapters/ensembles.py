@@ -7,6 +7,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Collection, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from adafuse_llm import __version__
@@ -77,7 +78,7 @@ class Ensemble:
             return {"members": list(self.existing.members), "engine": token}
         return {**self._loading, "strategy": self.strategy}
 
-    @property
+    @cached_property
     def _loading(self) -> dict[str, Any]:
         description: dict[str, Any] = {"members": [dict(spec) for spec in self.members]}
         if not self.members:
@@ -159,7 +160,7 @@ class Ensemble:
         if self.existing is None and (engine := _LOADED.pop(self._key, None)) is not None:
             engine.close()
 
-    @property
+    @cached_property
     def _specs(self) -> tuple[MemberSpec, ...]:
         from adafuse_llm.embedded import member_paths
 
@@ -173,7 +174,7 @@ class Ensemble:
             if name in names
         ]
 
-    @property
+    @cached_property
     def _key(self) -> str:
         runtime = self.loading.get("runtime") or RuntimeConfig()
         parts = [self._loading, self.loading.get("trust_remote_code"), runtime.model_dump()]

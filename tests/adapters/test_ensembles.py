@@ -9,6 +9,7 @@ import time
 import pytest
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, InvalidOptionError, TransformersMember
+from adafuse_llm.adapters import ensembles
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.model import EnsembleFields
 from adafuse_llm.backends import FakeBackend
@@ -155,3 +156,16 @@ def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) ->
     assert found["strategy"] == "mixture"
     path.write_text("strategy: mixture\n")
     assert not {"members", "runtime"} & {*fields_from_config(path)}
+
+
+def test_an_ensemble_describes_its_members_once(monkeypatch):
+    described = []
+    specs = ensembles.as_specs
+    monkeypatch.setattr(ensembles, "as_specs", lambda paths: described.append(1) or specs(paths))
+    one = Ensemble("embedded")
+    for _ in range(2):
+        assert one.names
+        assert one.identity
+        assert one.is_chat_model(one.names)
+        assert one.context_window(one.names)
+    assert len(described) == 1
