@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from weakref import proxy
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.decoding.draws import Draws
 from adafuse_llm.decoding.permits import Form, Permits
-from adafuse_llm.errors import InvalidInputError, MemberError
+from adafuse_llm.errors import AdaFuseError, InvalidInputError, MemberError
 from adafuse_llm.grammar.grammar import GrammarState
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.text.opening import Opening, SpaceTokens
@@ -73,11 +73,14 @@ def naming_member(name: str) -> Iterator[None]:
     """Name the member in errors of its tokenizer."""
     try:
         yield
-    except InvalidInputError as error:
-        raise InvalidInputError(f"member {name!r}: {error}") from error
     except Exception as error:
-        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
-        raise MemberError(name, reason) from error
+        raise _named(name, error) from error
+
+
+def _named(name: str, error: Exception) -> AdaFuseError:
+    if isinstance(error, InvalidInputError):
+        return InvalidInputError(f"member {name!r}: {error}")
+    return MemberError(name, f"its tokenizer failed ({type(error).__name__}: {error})")
 
 
 class MemberState:
@@ -144,7 +147,7 @@ class MemberState:
         self.permits = Permits(self.name, self.tree, text_of, form, space_tokens)
         self._draws = None if sampling is None else Draws(sampling, self.tree.root)
         self._top = top
-        self._texts: dict[Node, str] = {}
+        self._texts: dict[Node, str] = {self.tree.root: ""}
         self._encoded: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
 
     @property
@@ -172,13 +175,19 @@ class MemberState:
 
     def text(self, node: Node) -> str:
         """Return the text of the path from the root to `node`."""
-        if node is self.tree.root:
-            return ""
-        if node not in self._texts:
+        text = self._texts.get(node)
+        if text is None:
             tokens = self.tree.tokens(node)
-            with naming_member(self.name):
-                self._texts[node] = self.codec.decode_continuation(self.tree.ids, tokens)
-        return self._texts[node]
+            text = self._call(self.codec.decode_continuation, self.tree.ids, tokens)
+            self._texts[node] = text
+        return text
+
+    def _call(self, method: Callable[..., T], *args: object) -> T:
+        # a context manager takes as long as a fast tokenizer
+        try:
+            return method(*args)
+        except Exception as error:
+            raise _named(self.name, error) from error
 
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after` (default: the root), and grow the tree.
@@ -190,8 +199,7 @@ class MemberState:
         if (start, text) not in self._encoded:
             before = self.tree.tokens(start)
             context = [*self.tree.ids, *before] if before else self.tree.ids
-            with naming_member(self.name):
-                tokens, exact = self.codec.encode_continuation(context, text)
+            tokens, exact = self._call(self.codec.encode_continuation, context, text)
             fits = self.window is None or start.length + len(tokens) <= self.window
             self._encoded[start, text] = (self.tree.grow(tokens, start), exact) if fits else None
         return self._encoded[start, text]
@@ -199,8 +207,7 @@ class MemberState:
     def size(self, response: str) -> int:
         """Return the number of the response's tokens if it begins with `response`."""
         text = self.opening.tree_text(self.opening.with_spaces(response))
-        with naming_member(self.name):
-            tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
+        tokens, _ = self._call(self.codec.encode_continuation, self.tree.ids, text)
         return self._new_tokens(self.tree.grow(tokens))
 
     def draw_apart(self, name: str) -> None:
@@ -233,22 +240,25 @@ class MemberState:
         ]
         if not (drafts := self.permits.permitted(new)):
             return MemberQuery(self, query)
-        drafted = self._query((*query.evaluate, *drafts), query.score)
-        return MemberQuery(self, drafted, without_drafts=query)
+        return MemberQuery(self, self._query(drafts, query.score, query.evaluate), False, query)
 
-    def _query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Query:
+    def _query(
+        self, nodes: Sequence[Node], scored: Sequence[Node], ready: Sequence[Node] = ()
+    ) -> Query:
+        # a query for nodes, and for others that are `ready` because they are in another query
         # the tokens that may follow a node, and the random numbers that draw one of them
         for node in nodes:
             node.allowed = self.permits.mask(node, self.opening)
             if self._draws is not None:
-                draw = self._draws.draw(node, self.shown)
-                after_word = self.after_word and node is self.tree.root
-                node.draw = replace(draw, after_word=after_word)
+                node.draw = self._draws.draw(node, self.shown)
+                if self.after_word and node is self.tree.root:
+                    node.draw = replace(node.draw, after_word=True)
         # the log-probabilities of all these nodes that the tree does not hold yet
-        unknown = dict.fromkeys(
-            node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
-        )
-        return Query(self.tree, tuple(nodes), tuple(unknown), self._top, self.word_ends)
+        unknown = dict.fromkeys(scored)
+        for node in nodes:
+            if node.logprob is None and node.parent is not None:
+                unknown[node] = None
+        return Query(self.tree, (*ready, *nodes), tuple(unknown), self._top, self.word_ends)
 
     def learn(self, query: Query, result: QueryResult) -> None:
         """Write a checked result into the tree, and add its cost to the member's counts."""
@@ -300,5 +310,5 @@ class MemberState:
         self.permits.commit(node, self.opening.tree_text(text))
         self.opening = self.opening.advanced(text)
         self.tree.commit(node)
-        self._texts.clear()
+        self._texts = {node: ""}
         self._encoded.clear()

@@ -92,24 +92,26 @@ def finish_words(
     before = member.text(start)
     ends = list(firsts)
     texts = [words.added(before, member.text(end)) for end in ends]
-    growing = list(range(len(ends)))
 
-    def is_open(index: int) -> bool:
-        size = ends[index].length - start.length
-        return not (words.is_closed(texts[index], size, limit) or member.is_full(ends[index]))
-
-    while growing := [index for index in growing if is_open(index)]:
-        yield from member.evaluate(ends[i] for i in growing)
-        # each word takes the token that follows it, unless it ends before this token
-        for i in list(growing):
-            token = follow(i, ends[i]) if follow else member.next(ends[i]).chosen
+    def waits(index: int) -> bool:
+        # let a word grow, and return whether it waits for the token that follows it
+        while True:
+            end, text = ends[index], texts[index]
+            if words.is_closed(text, end.length - start.length, limit) or member.is_full(end):
+                return False
+            if end.next is None:
+                return True
+            token = follow(index, end) if follow else end.next.chosen
             if token in member.end_ids:
-                growing.remove(i)
-                continue
-            longer = member.tree.child(ends[i], token)
-            text = words.added(before, member.text(longer))
-            if words.ends_before(texts[i], text, letters):
-                growing.remove(i)
-            else:
-                ends[i], texts[i] = longer, text
+                return False
+            # the word takes the token, unless it ends before it
+            longer = member.tree.child(end, token)
+            extended = words.added(before, member.text(longer))
+            if words.ends_before(text, extended, letters):
+                return False
+            ends[index], texts[index] = longer, extended
+
+    growing: Sequence[int] = range(len(ends))
+    while growing := [index for index in growing if waits(index)]:
+        yield from member.evaluate([ends[index] for index in growing])
     return ends

@@ -105,11 +105,7 @@ def choose_best(
     If a limit of tokens does not allow all of it, its longest prefix within the limit is committed.
     """
     winner = best_candidate(scored)
-    whole = committed = pool.candidates[winner]
-    if not pool.fits(whole):
-        for committed in pool.prefixes(whole):  # the last one has no tokens
-            if pool.fits(committed):
-                break
+    committed = pool.cut(pool.candidates[winner])
     return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, committed)
 
 

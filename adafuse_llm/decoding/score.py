@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from adafuse_llm import results
@@ -41,15 +41,19 @@ class PoolCandidate:
         """Return the number of terms in the mean `nll`, or 0 if the member cannot score."""
         if member not in self.exact:
             return 0
-        return len(self.path(member)) + self.ends
+        return self.nodes[member].length - member.tree.root.length + self.ends
 
     def path(self, member: MemberState) -> Sequence[Node]:
         """Return the candidate's nodes in a member's tree. The member must be in `nodes`."""
         return member.tree.path(self.nodes[member])
 
-    def nll(self, member: MemberState) -> float:
-        """Return the mean negative log-likelihood per token in nats (equation 4), or infinity."""
-        return 0.0 - self.logprob(member) / max(1, self.terms(member))
+    def nll(self, member: MemberState, logprob: float | None = None) -> float:
+        """Return the mean negative log-likelihood per token in nats (equation 4), or infinity.
+
+        `logprob` is the log-likelihood, if the caller has it already.
+        """
+        total = self.logprob(member) if logprob is None else logprob
+        return 0.0 - total / max(1, self.terms(member))
 
     def logprob(self, member: MemberState) -> float:
         """Return the log-likelihood of the candidate in nats; -infinity if it cannot be scored.
@@ -60,11 +64,10 @@ class PoolCandidate:
             return -math.inf
         # the tokens, and the end if it follows
         path, start = self.path(member), member.tree.root
-        terms = [node.logprob for node in path]
+        known = [node.logprob for node in path if node.logprob is not None]
+        assert len(known) == len(path), "the candidate is not evaluated"
         if self.ends:
-            terms.append(member.next(self.nodes[member]).end_logprob)
-        known = [term for term in terms if term is not None]
-        assert len(known) == len(terms), "the candidate is not evaluated"
+            known.append(member.next(self.nodes[member]).end_logprob)
         # forced tokens are certain
         if member.grammar is not None:
             for place, before in enumerate([start, *path][: len(known)]):
@@ -119,24 +122,29 @@ class Pool:
             self.candidates.append(self._by_key[key])
         return self._by_key[key]
 
-    def prefixes(self, candidate: PoolCandidate) -> Iterator[PoolCandidate]:
-        """Yield the prefixes of a candidate, the longest first. The last one has no tokens.
+    def cut(self, candidate: PoolCandidate) -> PoolCandidate:
+        """Return a candidate, or its longest prefix that fits.
 
-        A prefix ends at a token of the first proposer, but not inside a character.
+        A prefix ends at a token of the first proposer, but not inside a character. It may be empty.
         """
+        if self.fits(candidate):
+            return candidate
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
+            if proposer.room(node) < 0:  # tokenizers need not read it
+                continue
             text = proposer.opening.from_tree_text(proposer.text(node))
             if candidate.text.startswith(text):  # the text does not end inside a character
                 prefix = PoolCandidate(text, self._opening.visible(text), ends=False)
                 prefix.nodes[proposer] = node
                 for member in self._members:
                     self.encode(member, prefix)
-                yield prefix
+                if self.fits(prefix):
+                    return prefix
         # no text at all fits any limit
         prefix = PoolCandidate("", "", ends=False)
         prefix.nodes = {member: member.tree.root for member in self._members}
-        yield prefix
+        return prefix
 
     def fits(self, candidate: PoolCandidate) -> bool:
         """Return whether a candidate is within every member's limit of tokens.
@@ -215,8 +223,8 @@ Scorer = Callable[[PoolCandidate, Sequence[MemberState]], results.Candidate]
 def score(candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
     """Return a candidate with every member's NLL, the fused score, and the log-probability."""
     weights = [member.weight for member in members]
-    nll = [candidate.nll(member) for member in members]
     logprobs = [candidate.logprob(member) for member in members]
+    nll = [candidate.nll(*pair) for pair in zip(members, logprobs, strict=True)]
     return to_result(candidate, members, nll, fuse(nll, weights), fuse(logprobs, weights))
 
 
