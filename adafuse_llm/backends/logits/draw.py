@@ -1,6 +1,6 @@
 """Draw tokens from logits by the rule of `adafuse_llm.tree.sampling`, for many nodes at a time.
 
-Shapes: n nodes, v vocabulary, t likeliest tokens. Draws use float64, so rounding decides none.
+Shapes: n nodes, v vocabulary, t likeliest tokens. Float64 decides every draw, so rounding decides none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from adafuse_llm.tree.sampling import Draw
 
 SMALL = 4096
 """Maximum size of a vocabulary for which exact draws cost next to nothing."""
+
+CANDIDATES = 8
+"""Number of tokens whose sums a fast draw computes again in float64."""
+
+NOISE_ERROR = 0.05
+"""Amount by which `_quick_noise` may be too low. The largest error is below one half of it."""
 
 TRIED = 3
 """Number of tokens that a fast draw compares with `top_p`."""
@@ -63,38 +69,36 @@ def drawn(
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
             is_end[torch.as_tensor(word_ends, dtype=torch.long)] = True
-        is_fast = not exact and rule.top_k is None and logits.shape[-1] > SMALL
-        draw_rows = _draw_fast if is_fast else _draw
-        scaled = logits.index_select(0, rows).double()
-        scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(rule.temperature)
-        tokens[rows] = draw_rows(scaled, rule, hashes, codes, is_end)
+        chosen = logits.index_select(0, rows)
+        if exact or rule.top_k is not None or logits.shape[-1] <= SMALL:
+            tokens[rows] = _draw(chosen, rule, hashes, codes, is_end, exact=exact)
+        else:
+            tokens[rows] = _draw_fast(chosen, rule, hashes, codes, is_end)
     return tokens
 
 
 def _draw(
-    scaled: torch.Tensor,
+    logits: torch.Tensor,
     rule: Draw,
     hashes: torch.Tensor,
     codes: torch.Tensor,
     is_end: torch.Tensor | None,
+    *,
+    exact: bool,
 ) -> torch.Tensor:
-    """Return the token that each row draws, [n, 1].
-
-    `scaled` are log-probabilities after the temperature, [n, v], shifted so that each row's highest
-    is 0.
-    """
+    """Return the token that each row of logits, [n, v], draws, [n, 1]."""
     # the tokens that the options leave
-    values, ids = _possible(scaled, rule)
+    values, ids, is_tied = _possible(logits, rule, exact=exact)
     if is_end is not None:
         ends = values.masked_fill(~is_end[ids], -math.inf)
         values = torch.where(ends.amax(-1, keepdim=True) > -math.inf, ends, values)
     # the highest sum of log-probability and noise wins
     place = noise(hashes ^ codes[ids]).add_(values).argmax(-1, keepdim=True)
-    return ids.gather(-1, place)
+    return ids.gather(-1, place).masked_fill(is_tied, REDO)
 
 
 def _draw_fast(
-    scaled: torch.Tensor,
+    logits: torch.Tensor,
     rule: Draw,
     hashes: torch.Tensor,
     codes: torch.Tensor,
@@ -102,57 +106,79 @@ def _draw_fast(
 ) -> torch.Tensor:
     """Return what `_draw` returns without `top_k`, or `REDO`, but do not sort the vocabulary.
 
-    Of the tokens with the highest sums, the first one that `top_p` leaves wins: excluding others
+    Of the tokens with the highest sums, the first one that the options leave wins: excluding others
     does not change the order of the sums.
     """
-    # the tokens with the highest sums of log-probability and noise
-    sums = noise(hashes ^ codes).add_(scaled)
+    # find candidates in float32; rounding can make values equal, but never exchanges two of them
+    highest = logits.amax(-1, keepdim=True)
+    scaled = (logits - highest).float().div_(rule.temperature)
+    sums = _quick_noise(hashes ^ codes).add_(scaled)
     if is_end is not None:
         sums = sums.masked_fill(~is_end, -math.inf)
+    sums, ids = sums.topk(min(CANDIDATES, sums.shape[-1]))
+    # all other tokens have lower sums than this
+    bound = sums[:, -1:].double() + NOISE_ERROR
+    # compute the sums of the candidates in float64
+    values = (logits.gather(-1, ids).double() - highest).div_(rule.temperature)
+    is_left = sums.isfinite()
     if rule.min_p:
-        sums = sums.masked_fill(scaled < math.log(rule.min_p), -math.inf)
-    sums, ids = sums.topk(TRIED)
+        is_left &= values >= math.log(rule.min_p)
+    sums = noise(hashes ^ codes[ids]).add_(values).masked_fill_(sums == -math.inf, -math.inf)
+    sums, order = sums.topk(min(TRIED, sums.shape[-1]))
+    ids, can_be = ids.gather(-1, order), is_left.gather(-1, order)
+    is_known = (sums > bound) | bound.isneginf()
     # find those that `top_p` leaves, and where this is certain in float32
-    can_be = sums.isfinite()
-    is_known = torch.ones_like(can_be)
     if rule.top_p < 1:
-        shares = scaled.float().softmax(-1)
-        for place in range(TRIED):
-            own = scaled.gather(-1, ids[:, place : place + 1])
-            least = shares.masked_fill(scaled <= own, 0).sum(-1)
-            most = shares.masked_fill(scaled < own, 0).sum(-1) - shares.gather(-1, ids)[:, place]
+        shares = scaled.softmax(-1)
+        for place in range(ids.shape[-1]):
+            token = ids[:, place : place + 1]
+            own = scaled.gather(-1, token)
+            # products, because masked_fill takes ten times as long
+            least = (shares * (scaled > own)).sum(-1, keepdim=True)
+            most = (shares * (scaled >= own)).sum(-1, keepdim=True) - shares.gather(-1, token)
             is_in, is_out = most < rule.top_p - UNSURE, least > rule.top_p + UNSURE
-            can_be[:, place] &= ~is_out
-            is_known[:, place] = is_in | is_out
+            can_be[:, place : place + 1] &= ~is_out
+            is_known[:, place : place + 1] &= is_in | is_out
             # on a CPU, an early end costs no waiting
             if scaled.device.type == "cpu" and bool(is_in.all()):
                 break
-    # the first possible token wins, if float32 is certain about this token and all before it
+    # the first possible token wins, if this is certain about this token and all before it
     first = can_be.long().argmax(-1, keepdim=True)
     is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
     return ids.gather(-1, first).masked_fill(~is_sure, REDO)
 
 
-def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the values of the likeliest tokens, -inf for excluded ones, and their ids, [n, t]."""
-    size = scaled.shape[-1]
+def _possible(
+    logits: torch.Tensor, rule: Draw, *, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log-probabilities after the temperature, token ids, and unresolved ties, [n, 1].
+
+    The first two, [n, t], are those of the tokens that the options leave. The log-probabilities of
+    excluded ones are -inf, and each row's highest one is shifted to 0.
+    """
+    top = size = logits.shape[-1]
     if rule.top_k is not None and rule.top_k < size:
-        # keep tokens that are as likely as the last one
-        least = scaled.topk(rule.top_k).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < least, -math.inf)
-    if rule.top_k is None and rule.top_p == 1:
-        values, ids = scaled, torch.arange(size, device=scaled.device).expand_as(scaled)
+        top = rule.top_k
+        if exact:  # keep tokens that are as likely as the last one
+            least = logits.topk(top).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+            top = int((logits != -math.inf).sum(-1).max())
+    if top == size and rule.top_p == 1:
+        values, ids = logits, torch.arange(size, device=logits.device).expand_as(logits)
+        is_tied = torch.zeros_like(ids[:, :1], dtype=torch.bool)
     else:
+        values, ids, is_tied = likeliest(logits, top, exact=exact)
+    values = values.double()
+    values = (values - values.amax(-1, keepdim=True)).div_(rule.temperature)
+    if rule.top_p < 1:
         # in descending order, exclude the tokens after the first ones that sum to `top_p`
-        left = int((scaled != -math.inf).sum(-1).max())
-        values, ids, _ = likeliest(scaled, left)
-        shares = (values - scaled.logsumexp(-1, keepdim=True)).exp()
+        shares = (values - values.logsumexp(-1, keepdim=True)).exp()
         excluded = shares.cumsum(-1) - shares >= rule.top_p
         excluded[:, 0] = False
         values = values.masked_fill(excluded, -math.inf)
     if rule.min_p:
         values = values.masked_fill(values < math.log(rule.min_p), -math.inf)
-    return values, ids
+    return values, ids, is_tied
 
 
 def likeliest(
@@ -194,6 +220,13 @@ def noise(bits: torch.Tensor) -> torch.Tensor:
     """Return Gumbel noise from the hash of a text XOR that of the token after it (`signed`)."""
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
+
+
+def _quick_noise(bits: torch.Tensor) -> torch.Tensor:
+    """Return what `noise` returns in float32, too low by at most `NOISE_ERROR`."""
+    # one minus the uniform number keeps the digits of those near 1, which give the most noise
+    rest = _shifted(mix(bits).bitwise_not_(), 12).float().add_(0.5).mul_(2.0**-52)
+    return rest.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_().neg_()
 
 
 def mix(bits: torch.Tensor) -> torch.Tensor:
