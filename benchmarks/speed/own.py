@@ -7,7 +7,7 @@ three can be counted on a CPU.
 
 from __future__ import annotations
 
-import statistics
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend, Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.backends.huggingface.tree_cache import TreeForm
 from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.draw import drawn
 from adafuse_llm.backends.logits.state import Written
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.tree.adjustment import Adjustment
 from adafuse_llm.tree.sampling import Draw
-from adafuse_llm.tree.tokens import Node, TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 from benchmarks.speed.measure import Line
 
 REQUESTS: Final = (1, 16, 64)
@@ -54,9 +53,7 @@ WAITS: Final = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int_
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is not typed
     """Counts operations, except those that only return a view."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += func.overloadpacket.__name__ not in VIEWS
@@ -125,14 +122,11 @@ def passes() -> Iterator[Line]:
     """Count the operations of a pass, and how often it waits for the device."""
     backend = toy()
     for draw, system in ((None, "greedy"), (Draw(7, 1.0, 0.9, None), "top_p")):
-        base = 0
-        for count in REQUESTS:
-            operations, waits = _one_pass(backend, count, draw)
-            base = base or operations
-            yield Line(f"operations of a pass, {count} requests", system, [operations])
-            if count > 1:
-                what = f"operations of a pass, {count} requests / one"
-                yield Line(what, system, [operations / base])
+        counts = {count: _one_pass(backend, count, draw) for count in REQUESTS}
+        for count, (operations, waits) in counts.items():
+            what = f"operations of a pass, {count} requests"
+            yield Line(what, system, [operations])
+            yield Line(f"{what} / one", system, [operations / counts[1][0]])
             yield Line(f"waits for the device per pass, {count} requests", system, [waits])
 
 
@@ -154,91 +148,83 @@ def _one_pass(backend: HuggingFaceBackend, count: int, draw: Draw | None) -> tup
 
 def draws() -> Iterator[Line]:
     """Measure draws and penalties of one node."""
-    rules = {"temperature": Draw(7, 1.0, 1.0, None), "top_p": Draw(7, 1.0, 0.9, None)}
-    for size in (32_000, VOCABULARY):
-        torch.manual_seed(0)
-        codes = torch.randint(-(2**62), 2**62, (size,))
-        for name, spread in (("peaked", 8.0), ("flat", 0.1)):
-            logits = torch.randn(9, 1, size) * spread
-            for system, rule in rules.items():
-                times = _times([partial(drawn, row, [rule], codes, exact=False) for row in logits])
-                yield Line(f"a draw among {size:,} tokens, {name}: milliseconds", system, times)
+    torch.manual_seed(0)
+    codes = torch.randint(-(2**62), 2**62, (VOCABULARY,))
+    rules = {"temperature": (1.0, None), "top_p": (0.9, None), "top_k": (1.0, 50)}
+    for name, spread in (("peaked", 8.0), ("flat", 0.1)):
+        logits = torch.randn(9, 1, VOCABULARY) * spread
+        for system, cuts in rules.items():
+            rule = [Draw(7, 1.0, *cuts)]
+            times = _times([partial(drawn, row, rule, codes, exact=False) for row in logits])
+            yield Line(f"a draw among {VOCABULARY:,} tokens, {name}: milliseconds", system, times)
     adjustment = Adjustment(repetition_penalty=1.1)
     row = torch.randn(1, VOCABULARY)
     total = row.logsumexp(-1, keepdim=True)
     for length in (1_000, 32_000):
         tree = TokenTree([n * 7919 % VOCABULARY for n in range(length)], adjustment)
-        nodes = [tree.grow([token]) for token in range(9)]
-
         written = Written()
 
-        def penalize(tree: TokenTree, written: Written, node: Node) -> None:
-            adjusted(row, total, [tree.changes(node)], [written])
+        def penalize(token: int, tree: TokenTree = tree, written: Written = written) -> None:
+            adjusted(row, total, [tree.changes(tree.grow([token]))], [written])
 
-        times = _times([partial(penalize, tree, written, node) for node in nodes])
+        times = _times([partial(penalize, token) for token in range(9)])
         yield Line(f"penalties after {length:,} tokens: milliseconds", "repetition_penalty", times)
 
 
 def _times(works: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the milliseconds of each call except the first one."""
-    return [1000 * _spent(work)[0] for work in works][1:]
+    """Return the milliseconds of the processor for each call except the first one."""
+    times = [(time.thread_time(), work(), time.thread_time()) for work in works]
+    return [1000 * (end - start) for start, _, end in times[1:]]
 
 
 @torch.inference_mode()
 def scores() -> Iterator[Line]:
     """Compare the scores of a long text with the model's own forward pass."""
-
-    def own_pass(backend: HuggingFaceBackend, ids: torch.Tensor) -> None:
-        backend.model(ids).logits.log_softmax(-1)
-
-    for size in (32_000, VOCABULARY):
-        backend, text = toy(2, size, 256), " the sky is blue" * 260
-        ids = torch.tensor([backend.codec.encode_prompt("Say:" + text)])
-        with AdaFuseEngine([backend]) as engine:
-            engine.score("Say:", [" the sky"])
-            own = [_spent(partial(own_pass, backend, ids)) for _ in range(3)]
-            ours = [_spent(partial(engine.score, "Say:", [text])) for _ in range(3)]
-        what = f"score of {ids.shape[1]:,} tokens among {size:,}"
-        least = statistics.median(seconds for seconds, _ in own)
-        yield Line(f"{what}: time / forward pass", "score", [each / least for each, _ in ours])
-        for system, costs in (("score", ours), ("forward pass", own)):
-            yield Line(f"{what}: megabytes more", system, [memory / 1e6 for _, memory in costs])
-    seconds = {}
-    for length in (1_000, 4_000):
-        tree = TokenTree([1])
-        path = tree.path(tree.grow([2] * length))
-        seconds[length] = min(_spent(partial(TreeForm(tree).plan, path))[0] for _ in range(3))
-    yield Line("plan of 4,000 nodes: time / 1,000 nodes", "", [seconds[4_000] / seconds[1_000]])
+    backend, text = toy(2, VOCABULARY, 256), " the sky is blue" * 260
+    ids = torch.tensor([backend.codec.encode_prompt("Say:" + text)])
+    costs = []
+    with AdaFuseEngine([backend]) as engine:
+        engine.score("Say:", [" the sky"])
+        for _ in range(5):  # in turns, because the speed of a machine changes
+            own = _spent(lambda: backend.model(ids).logits.log_softmax(-1))
+            costs.append((own, _spent(lambda: engine.score("Say:", [text]))))
+    what = f"score of {ids.shape[1]:,} tokens among {VOCABULARY:,}"
+    ratios = [ours[0] / own[0] for own, ours in costs]
+    yield Line(f"{what}: time / forward pass", "", ratios)
+    yield Line(f"{what}: megabytes more", "", [ours[1] for _, ours in costs])
 
 
 def _spent(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds of a call, and the most bytes by which the process grew."""
-    process, before = psutil.Process(), psutil.Process().memory_info().rss
-    peak, done = [before], threading.Event()
+    """Return the CPU seconds of a call, and the most megabytes by which the process grew."""
+    ctypes.CDLL(None).malloc_trim(0)  # give back what earlier calls have freed
+    process, done = psutil.Process(), threading.Event()
+    sizes = [process.memory_info().rss]
 
     def watch() -> None:
-        while not done.wait(0.002):
-            peak.append(process.memory_info().rss)
+        while not done.wait(0.004):
+            sizes.append(process.memory_info().rss)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = time.perf_counter()
+    start = time.process_time()
     work()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     done.set()
     watcher.join()
-    return seconds, max(peak) - before
+    return seconds, (max(sizes) - sizes[0]) / 1e6
 
 
 class Waiting(FakeBackend):
     """An imitation of a member on a GPU: it sleeps until a pass has taken `PASS_SECONDS`."""
+
+    batches = 0  # of all members
 
     def evaluate(self, queries: Any) -> Any:
         """Wait until the pass is over."""
         start = time.perf_counter()
         results = super().evaluate(queries)
         time.sleep(max(0.0, PASS_SECONDS - (time.perf_counter() - start)))
-        self.batches = getattr(self, "batches", 0) + 1
+        Waiting.batches += 1  # the members take turns
         return results
 
 
@@ -246,34 +232,24 @@ def gpu() -> Iterator[Line]:
     """Compare the engine's time with that of its members' passes, on an imitation of a GPU."""
     words = [f" w{number}" for number in range(100)]
 
-    def rule(shift: int) -> Callable[[str], Mapping[str, float]]:
-        def after(text: str) -> dict[str, float]:
-            last = int(text.rsplit(" w", 1)[-1]) if " w" in text else 0
-            return {words[(last * 7 + shift) % 100]: 0.6, words[(last * 3 + 1) % 100]: 0.3}
-
-        return after
+    def likely(shift: int, text: str) -> dict[str, float]:
+        last = int(text.rsplit(" w", 1)[-1]) if " w" in text else 0
+        return {words[(last * 7 + shift) % 100]: 0.6, words[(last * 3 + 1) % 100]: 0.3}
 
     for strategy in ("adafuse", "mixture"):
-        members = [Waiting(f"m{n}", rule(n), words, device="gpu") for n in range(3)]
+        members = [Waiting(f"m{n}", partial(likely, n), words, device="gpu") for n in range(3)]
         with AdaFuseEngine(members, strategy=strategy) as engine:
             for count in REQUESTS:
                 prompts = [f"Go {number}:" for number in range(count)]
                 engine.generate_batch(prompts, max_new_tokens=4)
                 values = []
                 for _ in range(3):
-                    before = sum(member.batches for member in members)
-                    start = time.perf_counter()
+                    Waiting.batches, start = 0, time.perf_counter()
                     engine.generate_batch(prompts, max_new_tokens=24)
-                    wall = time.perf_counter() - start
-                    batches = sum(member.batches for member in members) - before
-                    values.append(batches * PASS_SECONDS / wall)
+                    values.append(Waiting.batches * PASS_SECONDS / (time.perf_counter() - start))
                 yield Line(f"a model of a GPU, {count} at once: passes / time", strategy, values)
 
 
 MEASUREMENTS: Final[Mapping[str, Callable[[], Iterator[Line]]]] = {
-    "rounds": rounds,
-    "passes": passes,
-    "draws": draws,
-    "scores": scores,
-    "gpu": gpu,
+    work.__name__: work for work in (rounds, passes, draws, scores, gpu)
 }

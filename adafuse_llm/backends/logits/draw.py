@@ -1,6 +1,6 @@
 """Draw tokens from logits by the rule of `adafuse_llm.tree.sampling`, for many nodes at a time.
 
-Shapes: n nodes, v vocabulary, t likeliest tokens. Float64 decides every draw, so rounding decides none.
+Shapes: n nodes, v vocabulary, t likeliest tokens. Float64 decides every draw, so rounding does not.
 """
 
 from __future__ import annotations

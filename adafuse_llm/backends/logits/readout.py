@@ -143,9 +143,13 @@ def _next(row: Sequence[float], query: Query, is_restricted: bool) -> Next:
 
 def logprobs(nodes: Sequence[tuple[RequestLogits, Node]]) -> torch.Tensor:
     """Return the log-probability of each node's token after its parent, [n]."""
-    logits, total = _changed([(state, node.parent) for state, node in nodes if node.parent])
-    tokens = to_device(torch.tensor([node.token for _, node in nodes]), logits.device)
-    return (logits.gather(-1, tokens[:, None]) - total)[:, 0]
+    parents = [(state, node.parent) for state, node in nodes if node.parent]
+    # without changes, no row need be copied
+    rows = [state.rows[parent] for state, parent in parents]
+    if any(state.tree.adjustment for state, _ in parents):
+        rows = list(zip(*_changed(parents), strict=True))
+    picked = [values[node.token] for (values, _), (_, node) in zip(rows, nodes, strict=True)]
+    return torch.stack(picked) - torch.cat([total for _, total in rows])
 
 
 def _changed(nodes: Sequence[tuple[RequestLogits, Node]]) -> tuple[torch.Tensor, torch.Tensor]:
