@@ -7,8 +7,8 @@ queries and which of them to batch. It resumes the generator once the trees hold
     rounds    one round of Algorithm 1, and rounds until the response ends: start here
     propose   a member's spans: greedy words, and branches where it is not confident
     score     the pool of candidates, and the fused score
-    member    one member's side of one request
-    permits   which tokens may follow, under a grammar or after spaces of the prompt
-    draws     which random numbers each node draws with
-    draft     lossless drafting: what a forward pass evaluates in addition
+    member    the state of one member in one request
+    permits   the tokens that a grammar, or spaces at the end of the prompt, allow next
+    draws     the random numbers with which each node draws its next token
+    draft     drafts: tokens that a pass evaluates before the algorithm needs them
 """

@@ -45,8 +45,8 @@ MAX_DRAFT = 6
 """Maximum number of tokens that a member drafts for a larger one at a time."""
 
 START_RATE, RATE_STEP, RETRY_STEP = 0.7, 0.15, 0.01
-"""The share of right drafts that is expected at first, the weight of a new observation, and of the
-first expectation while nothing is drafted."""
+"""The share of drafts that a member first expects to be right. Each observation changes this share
+by the second number. While nothing is drafted, it returns to its start by the third."""
 
 MAX_SIZE = 0.5
 """Largest size of a member that drafts, relative to the one for which it drafts."""
@@ -59,7 +59,7 @@ MAX_COMPARED = 16
 
 
 class Lookup:
-    """Finds the last tokens of a member earlier in prompt or answer, and copies what followed."""
+    """Finds a member's last tokens earlier in prompt or answer, and copies what followed there."""
 
     def __init__(self) -> None:
         self._read = 0
@@ -67,7 +67,7 @@ class Lookup:
 
     def after(self, member: MemberState, node: Node) -> list[Node]:
         """Return nodes that may follow `node`, parents before children."""
-        # index the new committed tokens, so that the last place of a pair or a token counts
+        # index the new committed tokens: of a pair or a token, only its last place is kept
         ids = member.tree.ids
         for end in range(self._read, len(ids)):
             for size in (1, 2):

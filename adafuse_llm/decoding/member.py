@@ -14,7 +14,7 @@ from weakref import proxy
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.decoding.draws import Draws
 from adafuse_llm.decoding.permits import Form, Permits
-from adafuse_llm.errors import AdaFuseError, InvalidInputError, MemberError
+from adafuse_llm.errors import InvalidInputError, MemberError
 from adafuse_llm.grammar.grammar import GrammarState
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.text.opening import Opening, SpaceTokens
@@ -41,7 +41,7 @@ class MemberQuery:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a computation yields when it needs numbers. It goes on once the trees hold them."""
+    """What a computation yields when it needs numbers. It resumes once the trees hold them."""
 
     queries: tuple[MemberQuery, ...]
 
@@ -73,14 +73,11 @@ def naming_member(name: str) -> Iterator[None]:
     """Name the member in errors of its tokenizer."""
     try:
         yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"member {name!r}: {error}") from error
     except Exception as error:
-        raise _named(name, error) from error
-
-
-def _named(name: str, error: Exception) -> AdaFuseError:
-    if isinstance(error, InvalidInputError):
-        return InvalidInputError(f"member {name!r}: {error}")
-    return MemberError(name, f"its tokenizer failed ({type(error).__name__}: {error})")
+        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+        raise MemberError(name, reason) from error
 
 
 class MemberState:
@@ -102,10 +99,11 @@ class MemberState:
 
     Attributes:
         grammar: the response as its grammar reads it, the same for all members; None without one.
-        prompt_tokens: number of committed tokens of the prompt, also those of only spaces.
+        prompt_tokens: number of committed tokens that write the prompt, or only its last spaces.
         passes, tokens: number of forward passes so far, and of tokens in them.
         reused: number of prompt tokens that an earlier request had processed.
-        word_ends: whether the strategy needs ``Next.word_end_logprob``. It sets this at first.
+        word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets this
+            before the first round.
         after_word: whether a token that the member draws next must begin another word or end the
             response, because a word has ended. The strategy sets this.
     """
@@ -156,11 +154,11 @@ class MemberState:
         return len(self.tree.ids) - self.prompt_tokens
 
     def room(self, node: Node) -> int:
-        """Return how many tokens the response may have after `node`. It may be negative."""
+        """Return how many tokens the limit allows after `node`; below 0 if `node` exceeds it."""
         return self.limit - self.response_tokens - self._new_tokens(node)
 
     def _new_tokens(self, node: Node) -> int:
-        # those up to `node`, without tokens that only write spaces of the prompt
+        # number of tokens from the root to `node` that do not only write spaces of the prompt
         if not self.opening.spaces or self.opening.is_held:
             return node.length - self.tree.root.length
         return sum(len(self.text(step)) > self.opening.spaces for step in self.tree.path(node))
@@ -183,11 +181,11 @@ class MemberState:
         return text
 
     def _call(self, method: Callable[..., T], *args: object) -> T:
-        # a context manager takes as long as a fast tokenizer
         try:
             return method(*args)
-        except Exception as error:
-            raise _named(self.name, error) from error
+        except Exception:  # a context manager takes as long as a fast tokenizer
+            with naming_member(self.name):
+                raise
 
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after` (default: the root), and grow the tree.
@@ -240,13 +238,14 @@ class MemberState:
         ]
         if not (drafts := self.permits.permitted(new)):
             return MemberQuery(self, query)
-        return MemberQuery(self, self._query(drafts, query.score, query.evaluate), False, query)
+        drafted = self._query(drafts, query.score, query.evaluate)
+        return MemberQuery(self, drafted, without_drafts=query)
 
     def _query(
         self, nodes: Sequence[Node], scored: Sequence[Node], ready: Sequence[Node] = ()
     ) -> Query:
-        # a query for nodes, and for others that are `ready` because they are in another query
-        # the tokens that may follow a node, and the random numbers that draw one of them
+        # set which tokens may follow, and the random numbers that draw one of them
+        # nodes that are `ready` have both from another query
         for node in nodes:
             node.allowed = self.permits.mask(node, self.opening)
             if self._draws is not None:
@@ -271,7 +270,7 @@ class MemberState:
         self.reused += result.reused
 
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
-        """Return the scored tokens from the root to `node`, each with the `count` likeliest ones.
+        """Return the scored tokens from the root to `node`, each beside the `count` likeliest.
 
         A character belongs to the last of its tokens. Joining the texts gives the text of `node`.
         """

@@ -16,8 +16,12 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a response: its text so far, which all members share, a member's tokens for
-    grammars, and the grammar's state at the start of the member's response.
+    """The form that one member's response must have.
+
+    Attributes:
+        text: the response as the grammar reads it, the same object for all members.
+        vocabulary: the member's tokens for grammars.
+        state: the grammar's state at the start of the member's response.
     """
 
     text: GrammarState
@@ -25,7 +29,7 @@ class Form:
     state: Any
 
     def of(self, text: GrammarState) -> Form:
-        """Return the same form of another response."""
+        """Return the same form for another response."""
         return Form(text, self.vocabulary, self.state.deep_copy())
 
 
@@ -91,7 +95,7 @@ class Permits:
         return allowed is not None and allowed.is_forced
 
     def is_whole(self, node: Node) -> bool:
-        """Return whether the text up to `node` ends with a whole character. Only grammars ask."""
+        """Return whether the text up to `node` ends with a whole character (under a grammar)."""
         if self._form is None:
             return True
         try:
@@ -139,13 +143,13 @@ class Permits:
                 assert step.parent is not None, "the root has a state"
                 tokens: list[int] | None = [step.token]
                 if not self._form.vocabulary.is_usable(step.token):
-                    # llguidance must read what the codec reads
+                    # llguidance has other bytes for this token than the codec, so it reads the text
                     text = added(self._text_of(step.parent), self._text_of(step))
                     tokens = self._form.vocabulary.encode(text)
                 self._states[step] = self._read(step.parent, tokens)
         return self._states[node]
 
     def _read(self, node: Node, tokens: list[int] | None) -> Any | None:
-        # None if the grammar forbids the node or the tokens, or if there are none
+        # the state after these tokens; None if the grammar forbids them or the node
         state = self._states[node]
         return None if state is None or tokens is None else after(state, tokens, self._name)

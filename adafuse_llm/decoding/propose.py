@@ -86,8 +86,8 @@ def finish_words(
     """Grow a word from each of the nodes `firsts` after `start`, and return the last nodes.
 
     The words share passes. They have at most `limit` tokens, and `letters` letters of scripts
-    without spaces. `follow` gets the index of a word and its last node, which is evaluated, and
-    returns the word's next token. Default: the one that the member writes.
+    without spaces. `follow` gets the index of a word and its evaluated last node, and returns the
+    token that the word takes next. By default, a word takes the token that the member writes.
     """
     before = member.text(start)
     ends = list(firsts)

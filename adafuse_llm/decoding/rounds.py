@@ -78,7 +78,8 @@ def play_round(
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
 
-    ``drafts`` decides who proposes when, and what passes evaluate in advance. It changes no result.
+    ``drafts`` decides in which order the members propose, and which tokens their passes evaluate in
+    advance. It changes no result.
 
     Raises:
         DecodingError: no member can score any candidate.
@@ -142,7 +143,7 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
         return None
     pool = Pool(opening)
     candidate = pool.suggest(opening.with_spaces(text), ends=grammar.ends_after(text))
-    # every member must have room for it, or members propose what fits
+    # if a member has no room for it, the members propose what fits
     for member in members:
         pool.encode(member, candidate)
     if len(candidate.nodes) < len(members) or not pool.fits(candidate):
@@ -175,7 +176,7 @@ class Response:
                     self.member_logprobs[member.name] = so_far + winner.logprob(member)
 
     def cut(self) -> None:
-        """Cut the texts and tokens of the last rounds where the transcript was cut."""
+        """Remove the texts and tokens that the transcript has lost from the last rounds."""
         # they lose as many characters as the response has lost
         left = sum(len(done.text) for done in self.rounds) - len(self.transcript.text)
         for number, done in reversed([*enumerate(self.rounds)]):
@@ -338,7 +339,7 @@ def usage(members: Sequence[MemberState]) -> Usage:
         completion_tokens={member.name: member.response_tokens for member in members},
         forward_passes={member.name: member.passes for member in members},
         tokens_processed={member.name: member.tokens for member in members},
-        # an earlier request may also have had text that the grammar forces before the first pass
+        # forced text before the first pass may be cached, too, but is no part of the prompt
         cached_tokens={m.name: min(m.reused, m.prompt_tokens) for m in members},
     )
 

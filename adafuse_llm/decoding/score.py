@@ -38,7 +38,7 @@ class PoolCandidate:
     exact: set[MemberState] = field(default_factory=set)
 
     def terms(self, member: MemberState) -> int:
-        """Return the number of terms in the mean `nll`, or 0 if the member cannot score."""
+        """Return the number of terms in the mean `nll`, or 0 if the member has no NLL."""
         if member not in self.exact:
             return 0
         return self.nodes[member].length - member.tree.root.length + self.ends
@@ -48,12 +48,9 @@ class PoolCandidate:
         return member.tree.path(self.nodes[member])
 
     def nll(self, member: MemberState, logprob: float | None = None) -> float:
-        """Return the mean negative log-likelihood per token in nats (equation 4), or infinity.
-
-        `logprob` is the log-likelihood, if the caller has it already.
-        """
-        total = self.logprob(member) if logprob is None else logprob
-        return 0.0 - total / max(1, self.terms(member))
+        """Return the mean NLL per token in nats (equation 4), from the `logprob` if it is known."""
+        logprob = self.logprob(member) if logprob is None else logprob
+        return 0.0 - logprob / max(1, self.terms(member))
 
     def logprob(self, member: MemberState) -> float:
         """Return the log-likelihood of the candidate in nats; -infinity if it cannot be scored.
@@ -73,7 +70,7 @@ class PoolCandidate:
             for place, before in enumerate([start, *path][: len(known)]):
                 if member.permits.is_forced(before):
                     known[place] = 0.0
-                elif before is start:  # all candidates are relative to what the grammar permits
+                elif before is start:  # only what the grammar permits can begin a candidate
                     known[place] -= member.next(start).mass
         return math.fsum(known) if known else -math.inf
 
@@ -178,7 +175,7 @@ class Pool:
         yield from member.evaluate(nodes, dict.fromkeys(scored))
 
     def encode(self, member: MemberState, candidate: PoolCandidate) -> Node | None:
-        """Return a candidate's last node in a member's tree; None if it cannot score it."""
+        """Return a candidate's last node in a member's tree; None if the member cannot score it."""
         self._members[member] = None
         if member not in candidate.nodes:
             encoded = member.encode(self.written(member, candidate.text))
@@ -199,7 +196,7 @@ class Pool:
         return f"its tokenizer cannot write the text: {change}"
 
     def expect(self, members: Sequence[MemberState]) -> Steps[None]:
-        """Let each member read a reply with the whitespace of its own likeliest first token."""
+        """Let each member read a reply with the whitespace that it would write first."""
         if not self._opening.is_reply:
             return
         yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
@@ -210,7 +207,7 @@ class Pool:
                 self._leading[member] = leading_space(member.text(first))
 
     def written(self, member: MemberState, text: str) -> str:
-        """Return the text that a member's tree gains with a candidate of this text."""
+        """Return how a member writes a candidate with this text into its tree."""
         if member in self._leading and text.strip():
             return self._leading[member] + text.lstrip()
         return member.opening.tree_text(text)
@@ -229,7 +226,7 @@ def score(candidate: PoolCandidate, members: Sequence[MemberState]) -> results.C
 
 
 def fuse(values: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Return the weighted mean of the finite values: of NLLs, the score F (equation 5).
+    """Return the weighted mean of the finite values. The mean of NLLs is the score F (equation 5).
 
     None if no member with a finite value has a weight above 0.
     """
@@ -247,7 +244,7 @@ def to_result(
 ) -> results.Candidate:
     """Return a candidate as a result, without infinite NLLs.
 
-    With a `logprob`, all members with a finite NLL must have evaluated the candidate.
+    With a `logprob`, `Response.count` needs the log-likelihoods of all members with a finite NLL.
     """
     return results.Candidate(
         text=candidate.shown,

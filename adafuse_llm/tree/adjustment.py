@@ -71,8 +71,8 @@ class Adjustment:
     def changes(self, committed: Sequence[int], prompt: int, new: Sequence[int] = ()) -> Changes:
         """Return the changes of the distribution after the `committed` and the `new` tokens.
 
-        The first `prompt` tokens are the prompt. Only with `no_repeat_ngram_size`, a longer prompt
-        takes longer.
+        The first `prompt` tokens are the prompt. A longer prompt takes longer
+        only with `no_repeat_ngram_size`.
         """
         sequences = [*(sequence for sequence, _ in self.biases), *self.bad_words]
         longest = max(map(len, sequences), default=0)

@@ -15,9 +15,6 @@ import torch
 from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
-SMALL = 4096
-"""Maximum size of a vocabulary for which exact draws cost next to nothing."""
-
 CANDIDATES = 8
 """Number of tokens whose sums a fast draw computes again in float64."""
 
@@ -70,7 +67,7 @@ def drawn(
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
             is_end[torch.as_tensor(word_ends, dtype=torch.long)] = True
         chosen = logits.index_select(0, rows)
-        if exact or rule.top_k is not None or logits.shape[-1] <= SMALL:
+        if exact or rule.top_k is not None:
             tokens[rows] = _draw(chosen, rule, hashes, codes, is_end, exact=exact)
         else:
             tokens[rows] = _draw_fast(chosen, rule, hashes, codes, is_end)
@@ -106,8 +103,7 @@ def _draw_fast(
 ) -> torch.Tensor:
     """Return what `_draw` returns without `top_k`, or `REDO`, but do not sort the vocabulary.
 
-    Of the tokens with the highest sums, the first one that the options leave wins: excluding others
-    does not change the order of the sums.
+    Of the tokens with the highest sums, the first one that the options leave wins.
     """
     # find candidates in float32; rounding can make values equal, but never exchanges two of them
     highest = logits.amax(-1, keepdim=True)

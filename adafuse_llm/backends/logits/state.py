@@ -31,7 +31,7 @@ class Written:
 
 
 class RequestLogits:
-    """The costs of a request, and the logits of its nodes, from which later queries score."""
+    """The costs of a request, and the logits of its nodes, which later queries use, too."""
 
     def __init__(self, tree: TokenTree, reused: int = 0) -> None:
         self.tree = tree
@@ -65,7 +65,7 @@ class RequestLogits:
             self.reroot(before, nodes - {self._root})
 
     def reroot(self, before: Node, below: set[Node]) -> None:  # noqa: ARG002
-        """Extend the cached trunk from the root `before`, and keep the nodes `below` the root."""
+        """Cache what was committed since the root `before`; keep only the nodes `below`."""
         return
 
     def missing(self, query: Query) -> list[Node]:

@@ -22,9 +22,8 @@ CODES = [text_hash(str(token)) for token in range(700)]
     ("top_p", "top_k"), [(1.0, None), (0.9, None), (0.3, 50), (1.0, 3), (0.999, 1000), (0.9, 1)]
 )
 def test_many_nodes_at_a_time_draw_what_the_reference_draws_alone(
-    top_p: float, top_k: int | None, monkeypatch: pytest.MonkeyPatch
+    top_p: float, top_k: int | None
 ) -> None:
-    monkeypatch.setattr(draw, "SMALL", 0)
     generator = torch.Generator().manual_seed(0)
     for number, spread in enumerate((0.01, 1.0, 5.0)):
         logits = torch.randn(8, 700, generator=generator) * spread
@@ -132,7 +131,6 @@ def test_the_noise_is_finite_and_the_quick_noise_near_it(monkeypatch: pytest.Mon
 
 def test_an_error_of_the_quick_noise_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
-    monkeypatch.setattr(draw, "SMALL", 0)
     monkeypatch.setattr(draw, "CANDIDATES", 2)
     monkeypatch.setattr(draw, "NOISE_ERROR", 0.5)
 
