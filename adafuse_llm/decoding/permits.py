@@ -16,12 +16,8 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form that one member's response must have.
-
-    Attributes:
-        text: the response as the grammar reads it, the same object for all members.
-        vocabulary: the member's tokens for grammars.
-        state: the grammar's state at the start of the member's response.
+    """The form that a member's response must have: the response as the grammar reads it (shared by
+    all members), the member's tokens for grammars, and the grammar's state at the start.
     """
 
     text: GrammarState

@@ -15,6 +15,9 @@ import torch
 from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
+SPARE = 64
+"""Number of further tokens that a draw with `top_k` reads, because they may be as likely."""
+
 CANDIDATES = 8
 """Number of tokens whose sums a fast draw computes again in float64."""
 
@@ -84,8 +87,31 @@ def _draw(
     exact: bool,
 ) -> torch.Tensor:
     """Return the token that each row of logits, [n, v], draws, [n, 1]."""
-    # the tokens that the options leave
-    values, ids, is_tied = _possible(logits, rule, exact=exact)
+    # keep the likeliest tokens, and those that are as likely as the last of them
+    size = logits.shape[-1]
+    count = min(rule.top_k or size, size)
+    top = min(count + SPARE, size)
+    if exact and count < size:
+        least = logits.topk(count).values[:, -1:]
+        top = size - int((logits < least).sum(-1).min())
+    if count == size and rule.top_p == 1:
+        values, ids = logits, torch.arange(size, device=logits.device).expand_as(logits)
+    else:
+        values, ids, _ = likeliest(logits, top, exact=exact)
+        values = values.masked_fill(values < values[:, count - 1 : count], -math.inf)
+    # others may be as likely, too
+    is_tied = values[:, -1:].isfinite() & (not exact and count < top < size)
+    # the log-probabilities after the temperature, each row's highest one shifted to 0
+    values = values.double()
+    values = (values - values.amax(-1, keepdim=True)).div_(rule.temperature)
+    if rule.top_p < 1:
+        # in descending order, exclude the tokens after the first ones that sum to `top_p`
+        shares = (values - values.logsumexp(-1, keepdim=True)).exp()
+        excluded = shares.cumsum(-1) - shares >= rule.top_p
+        excluded[:, 0] = False
+        values = values.masked_fill(excluded, -math.inf)
+    if rule.min_p:
+        values = values.masked_fill(values < math.log(rule.min_p), -math.inf)
     if is_end is not None:
         ends = values.masked_fill(~is_end[ids], -math.inf)
         values = torch.where(ends.amax(-1, keepdim=True) > -math.inf, ends, values)
@@ -142,39 +168,6 @@ def _draw_fast(
     first = can_be.long().argmax(-1, keepdim=True)
     is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
     return ids.gather(-1, first).masked_fill(~is_sure, REDO)
-
-
-def _possible(
-    logits: torch.Tensor, rule: Draw, *, exact: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log-probabilities after the temperature, token ids, and unresolved ties, [n, 1].
-
-    The first two, [n, t], are those of the tokens that the options leave. The log-probabilities of
-    excluded ones are -inf, and each row's highest one is shifted to 0.
-    """
-    top = size = logits.shape[-1]
-    if rule.top_k is not None and rule.top_k < size:
-        top = rule.top_k
-        if exact:  # keep tokens that are as likely as the last one
-            least = logits.topk(top).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -math.inf)
-            top = int((logits != -math.inf).sum(-1).max())
-    if top == size and rule.top_p == 1:
-        values, ids = logits, torch.arange(size, device=logits.device).expand_as(logits)
-        is_tied = torch.zeros_like(ids[:, :1], dtype=torch.bool)
-    else:
-        values, ids, is_tied = likeliest(logits, top, exact=exact)
-    values = values.double()
-    values = (values - values.amax(-1, keepdim=True)).div_(rule.temperature)
-    if rule.top_p < 1:
-        # in descending order, exclude the tokens after the first ones that sum to `top_p`
-        shares = (values - values.logsumexp(-1, keepdim=True)).exp()
-        excluded = shares.cumsum(-1) - shares >= rule.top_p
-        excluded[:, 0] = False
-        values = values.masked_fill(excluded, -math.inf)
-    if rule.min_p:
-        values = values.masked_fill(values < math.log(rule.min_p), -math.inf)
-    return values, ids, is_tied
 
 
 def likeliest(
