@@ -100,10 +100,9 @@ def toy(layers: int = 4, vocabulary: int = 8192, hidden: int = 64) -> HuggingFac
 
 def rounds() -> Iterator[Line]:
     """Measure the CPU time of the engine's own thread."""
-    engine = AdaFuseEngine.from_pretrained([*map(str, member_paths())])
-    prompts = [f"Question {number}: Why is the sky blue?" for number in range(64)]
+    prompts = [f"Question {number}: Why is the sky blue?" for number in range(16)]
     for strategy in ("auto", "mixture"):
-        with AdaFuseEngine(engine.backends, strategy=strategy) as one:
+        with AdaFuseEngine.from_pretrained([*map(str, member_paths())], strategy=strategy) as one:
             one.generate_batch(prompts[:2], max_new_tokens=8)
             thread = [each for each in threading.enumerate() if each.name == "adafuse"][-1]
             clock = time.pthread_getcpuclockid(thread.ident or 0)
@@ -133,16 +132,13 @@ def passes() -> Iterator[Line]:
 def _one_pass(backend: HuggingFaceBackend, count: int, draw: Draw | None) -> tuple[int, int]:
     trees = [TokenTree([5 + n, *range(20, 60 + 3 * n)]) for n in range(count)]
     for step in range(3):
-        queries = []
         for tree in trees:
             if step:
                 tree.commit(tree.grow([30 + step]))
             tree.root.draw = draw
-            queries.append(Query(tree, (tree.root,), (), 8))
+        queries = [Query(tree, (tree.root,), (), 8) for tree in trees]
         with Operations() as operations, Waits() as waits:
             backend.evaluate(queries)
-    for tree in trees:
-        backend.release(tree)
     return operations.count, waits.count
 
 
@@ -189,8 +185,7 @@ def scores() -> Iterator[Line]:
             own = _spent(lambda: backend.model(ids).logits.log_softmax(-1))
             costs.append((own, _spent(lambda: engine.score("Say:", [text]))))
     what = f"score of {ids.shape[1]:,} tokens among {VOCABULARY:,}"
-    ratios = [ours[0] / own[0] for own, ours in costs]
-    yield Line(f"{what}: time / forward pass", "", ratios)
+    yield Line(f"{what}: time / forward pass", "", [ours[0] / own[0] for own, ours in costs])
     yield Line(f"{what}: megabytes more", "", [ours[1] for _, ours in costs])
 
 
