@@ -1,6 +1,6 @@
 """Let a forked child process make connections of its own.
 
-Servers such as gunicorn (``--preload``) and celery load an engine once and fork their workers. A
+Programs such as gunicorn (``--preload``) and celery load an engine, and then fork their workers. A
 child must not share its parent's connections. The parent must not run requests while it forks.
 """
 
@@ -15,7 +15,7 @@ _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakK
 
 
 def after_fork(renew: Callable[[], None]) -> None:
-    """Call a method of an object now, and again in every forked child process."""
+    """Call the bound method `renew` now and, while its object lives, in every forked child."""
     renew()
     _renewals[renew.__self__] = renew.__func__  # type: ignore[attr-defined]  # a bound method
 

@@ -29,12 +29,12 @@ class Query:
 
     Attributes:
         tree: the request's tree at this member.
-        evaluate: nodes, in any order, for which the backend returns next-token distributions. It
+        evaluate: nodes, in any order, after which the backend returns next-token distributions. It
             may have to evaluate their ancestors first.
-        score: nodes for which the backend returns the log-probability of the node's token after
-            its parent. The parent need not be in `evaluate`.
-        top: number of likeliest next tokens in each summary, at least two.
-        word_ends: whether each summary must have ``Next.word_end_logprob``.
+        score: nodes for whose tokens the backend returns log-probabilities, each given the tokens
+            before it. Their parents need not be in `evaluate`.
+        top: number of likeliest tokens in every `Next` of the result, at least two.
+        word_ends: whether every `Next` must have ``Next.word_end_logprob``.
     """
 
     tree: TokenTree
@@ -55,7 +55,7 @@ class QueryResult:
             be minus infinity.
         passes: number of forward passes that the query took part in.
         tokens: number of tokens that the backend processed for the query.
-        reused: number of prompt tokens that another request had already processed.
+        reused: number of prompt tokens that the backend had already processed for other requests.
     """
 
     next: tuple[Next, ...]
@@ -72,7 +72,7 @@ class QueryResult:
 
 
 class Backend(ABC):
-    """One member of an ensemble. A subclass sets `name`, `codec` and `end_ids`, and has `evaluate`.
+    """A member of an ensemble. Subclasses set `name`, `codec` and `end_ids`, and define `evaluate`.
 
     - `evaluate` answers queries about nodes of token trees.
     - `read_piece` reads a part of a long prompt, between the queries of other requests.
@@ -81,7 +81,7 @@ class Backend(ABC):
     - `token_texts`, `has_word_ends` and `grammar_tokenizer` describe the tokens for masks, grammars
       and some strategies.
 
-    A member without any state, which computes a node from all tokens before it:
+    A member without any state, which computes a distribution from all tokens before it:
 
     >>> from adafuse_llm.backends import FakeBackend, Query, TokenTree
     >>> member = FakeBackend("wren", lambda text: {"a": 0.9, "<end>": 0.1})
@@ -90,7 +90,7 @@ class Backend(ABC):
     (2, 0)
 
     The tree holds everything that a backend needs: ``tree.ids`` are the committed tokens, and
-    ``tree.tokens(node)`` those from the root to a node. A backend may keep its own state of a
+    ``tree.tokens(node)`` those after them, up to a node. A backend may keep its own state of a
     request in ``TokenTree.state``. If ``tree.root`` has moved since the last query, the engine has
     committed a span, and the tree has dropped every node that is not below the new root.
 
@@ -104,7 +104,7 @@ class Backend(ABC):
         context_window: maximum number of tokens in a sequence, prompt included; None for no limit.
         knows_distributions: whether the member knows the probability of every token. If so, it
 
-            - lists only tokens that ``Node.allowed`` permits in `Next`, and sets ``Next.mass``;
+            - lists in `Next` only tokens that ``Node.allowed`` permits, and sets ``Next.mass``;
             - sets ``Next.drawn`` for every node with a ``Node.draw``
               (:mod:`adafuse_llm.tree.sampling`);
             - applies ``TokenTree.changes`` to the logits after a node before it computes anything
@@ -121,9 +121,9 @@ class Backend(ABC):
         is_remote: whether the member computes outside this process.
         cache_limit: size, in bytes, of the cache that the member allocated for all requests when
             it was loaded. None if the cache grows with the requests.
-        token_cost: time that each further token adds to a pass, from 0 to 1, as a share of the time
-            of a pass over one token. Members in this process measure it when they are loaded. If it
-            is high, the engine drafts less, and results stay the same.
+        token_cost: time that each further token adds to a pass, as a share, from 0 to 1, of the
+            time of a pass over one token. Transformers and GGUF members measure it when they are
+            loaded. If it is high, the engine drafts fewer tokens; results stay the same.
     """
 
     name: str
@@ -163,12 +163,12 @@ class Backend(ABC):
     def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
         """Process a piece of prompts: some committed tokens that the member has not processed yet.
 
-        The piece may have tokens of every tree. Between two pieces, an engine evaluates queries of
+        A piece may have tokens of several trees. Between two pieces, an engine evaluates queries of
         other requests, and it reads no further piece for a cancelled request.
 
         Returns:
-            For each tree, whether `evaluate` can process the rest together with the tree's nodes.
-            By default, it always can.
+            For each tree, whether `evaluate` can process the rest of the prompt together with the
+            nodes. By default, it always can.
 
         Raises:
             Exception: as for `evaluate`.
@@ -181,7 +181,7 @@ class Backend(ABC):
 
     @property
     def lane(self) -> str:
-        """Name of the member's lane, by default the device. Members of one lane take turns."""
+        """The member's lane (default: its device). Members of one lane share a thread."""
         return self.device
 
     @property
@@ -203,17 +203,17 @@ class Backend(ABC):
     def has_word_ends(self) -> bool:
         """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it.
 
-        By default, a member does if it has `knows_distributions` and its own `token_texts`.
+        By default, it does if `knows_distributions` is set and its class defines `token_texts`.
         """
         return self.knows_distributions and type(self).token_texts is not Backend.token_texts
 
     @property
     def token_texts(self) -> Sequence[str] | None:
-        """The text that each token adds in the middle of a text, by token id.
+        """By token id, the text that a token adds when it does not begin the text.
 
         U+FFFD stands for an incomplete character, and an empty text for an id without a token. If
-        the property is None, the engine never restricts this member's tokens, and the member reads
-        spaces at the end of a prompt as they are.
+        the property is None, the engine never restricts this member's tokens, and encodes a prompt
+        with the spaces at its end, which other members write themselves.
         """
         return None
 
@@ -223,7 +223,7 @@ class Backend(ABC):
         return False
 
     def grammar_tokenizer(self) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the member's tokens. The engine keeps it.
+        """Return an ``llguidance.LLTokenizer`` with the member's tokens. It is needed only once.
 
         Raises:
             Exception: llguidance cannot read the tokens.
@@ -237,12 +237,12 @@ class Backend(ABC):
     def space_tokens(self, spaces: int) -> SpaceTokens | None:
         """Return the member's tokens that begin with spaces.
 
-        The result is None if they cannot write `spaces` spaces, or if `token_texts` is None.
+        The result is None if they cannot write `spaces` spaces, for example without `token_texts`.
         """
         return self._space_tokens if self._space_tokens.can_write(spaces) else None
 
     def grammar_vocabulary(self) -> GrammarVocabulary:
-        """Return the member's tokens for grammars. Only the first call takes long.
+        """Return the member's tokens in the form that grammars need. The first call takes long.
 
         Raises:
             GrammarError: the member's tokens cannot follow a grammar.
@@ -260,7 +260,7 @@ class Backend(ABC):
 
     @functools.cached_property
     def _grammar_vocabulary(self) -> GrammarVocabulary | str:
-        """The member's tokens for grammars, or why llguidance cannot read them."""
+        """The member's tokens in the form that grammars need, or why they cannot follow one."""
         if not self.follows_grammars:
             if self.is_remote:
                 return "it runs on a server"

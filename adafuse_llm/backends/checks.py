@@ -16,7 +16,7 @@ ROUNDING = 0.01
 
 
 def check_listed(members: Sequence[Backend], top: int) -> None:
-    """Raise an InvalidOptionError if a member lists fewer likeliest tokens than a request needs."""
+    """Raise an InvalidOptionError if a member cannot list the `top` likeliest tokens."""
     for member in members:
         if member.listed_limit is not None and member.listed_limit < top:
             raise InvalidOptionError(
@@ -45,7 +45,7 @@ def check_results(
 
 
 def _faults(queries: Sequence[Query], results: Sequence[QueryResult]) -> Iterator[str]:
-    # each check relies on the ones before it
+    # each check relies on the ones before it, so only the first fault counts
     if len(results) != len(queries):
         yield f"{len(results)} results for {len(queries)} queries"
     for query, result in zip(queries, results, strict=True):

@@ -31,8 +31,8 @@ class FakeBackend(Backend):
             probabilities of the next tokens, by their texts. The token ``END`` ends the response.
             The probabilities may sum to less than 1.
         vocabulary: texts of several characters, which become single tokens.
-        is_complete: whether `vocabulary` lists every token, single characters included. Only then
-            can the engine restrict the next tokens. Other tokens raise an error.
+        is_complete: whether `vocabulary` lists every token, single characters included. If so, any
+            other token raises an error. Otherwise, the engine cannot restrict the next tokens.
         context_window: maximum number of tokens in a sequence; None for no limit.
         device: the reported device. Members on different devices run at the same time.
         bytes_per_token: the reported cache size of a token, in bytes.
@@ -86,7 +86,7 @@ class FakeBackend(Backend):
         for query in queries:
             self.passes += len(query.evaluate)
             parents = [node.parent for node in query.score if node.parent is not None]
-            # the distributions of all nodes first, because a rule can add tokens to the vocabulary
+            # compute all distributions first, because a rule can add tokens to the vocabulary
             known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
             results.append(_answered(query, known.__getitem__, self.codec.texts, self.end_ids))
         return results
@@ -98,7 +98,7 @@ class FakeBackend(Backend):
         return self.free
 
     def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
-        """Return the log-probabilities after a node by token id, in descending order."""
+        """Return the log-probabilities of tokens after a node, by id, as `_ordered` sorts them."""
         rule = self._rule(self.codec.decode([*tree.ids, *tree.tokens(node)]))
         logprobs = {
             self.codec.token(text): math.log(p) if p > 0 else -math.inf for text, p in rule.items()
@@ -116,10 +116,11 @@ def answered(
         backend: a member that knows distributions. If it has no `token_texts`, the result has no
             ``Next.word_end_logprob``.
         query: the query.
-        logits: returns the logits after token ids, [vocabulary], as any sequence or tensor.
+        logits: a function that takes token ids, and returns the logits after them, [vocabulary], as
+            a sequence or a tensor.
 
     Raises:
-        ValueError: no token can follow a node.
+        ValueError: ``Node.allowed`` permits no token after a node.
     """
     import numpy as np  # takes long
 
@@ -133,7 +134,7 @@ def answered(
 
 
 def _ordered(logprobs: Mapping[int, float]) -> dict[int, float]:
-    """Sort log-probabilities by token id in descending order; equal ones in the order of ids."""
+    """Sort log-probabilities, which have token ids as keys: highest first, equal ones by id."""
     order = sorted(sorted(logprobs), key=logprobs.__getitem__, reverse=True)
     return {token: logprobs[token] for token in order}
 
@@ -144,7 +145,7 @@ def _answered(
     texts: Sequence[str] | None,
     end_ids: frozenset[int],
 ) -> QueryResult:
-    """Return the result of a query, from log-probabilities in the order of `_ordered`."""
+    """Return the result of a query. `after` returns log-probabilities that `_ordered` sorted."""
     ending = end_ids.union(token for token, text in enumerate(texts or ()) if text[:1].isspace())
     nexts = []
     for node in query.evaluate:
@@ -189,7 +190,7 @@ def _total(logprobs: Mapping[int, float], tokens: Iterable[int]) -> float:
 class FakeCodec(TextCodec):
     """A codec whose tokens are strings, and whose vocabulary grows unless it is complete."""
 
-    # the token `END`
+    # id of the token `END`
     end_id = 0
 
     def __init__(self, vocabulary: Sequence[str] = (), *, is_complete: bool = False) -> None:
@@ -219,7 +220,7 @@ class FakeCodec(TextCodec):
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         tokens, at = [], 0
-        # take the longest known token, or one character; a spelled-out `END` stays text
+        # take the longest known token except `END`, which no text can spell, or one character
         while at < len(text):
             size = next(
                 size

@@ -1,4 +1,4 @@
-"""Read the context window of a model, and whether it has a chat template, before it is loaded.
+"""Find out, without loading a model, its context window, and whether it has a chat template.
 
 Nothing here imports torch or transformers, or downloads a file. A result of None means that no
 file on this machine has the answer. `source` is a GGUF file, a model folder or a hub id, `revision`
@@ -19,19 +19,19 @@ WINDOW_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_
 """Configuration entries for the context window, in order of precedence."""
 
 ORIGINAL = "original_max_position_embeddings"
-"""Configuration entry for the number of tokens that a model was first trained with."""
+"""Configuration entry for the context window that a model had before it was extended."""
 
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 """Files of a model that contain chat templates, besides ``tokenizer_config.json``."""
 
 
 def context_window(config: Mapping[str, Any]) -> int | None:
-    """Return the context window in a text model's configuration, in tokens, or None without one.
+    """Return the context window, in tokens, that a text model's configuration sets, or None.
 
     The window of "longrope" positions (Phi-3) ends at ``original_max_position_embeddings``, because
     a longer sequence has other rotary frequencies for all tokens.
     """
-    # layers of different types may have different positions (Gemma 3)
+    # layers of different types may have different settings of positions (Gemma 3)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     rope = rope if isinstance(rope, Mapping) else {}
     layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
@@ -63,7 +63,7 @@ def _gguf_facts(
 def file_window(source: str, revision: str | None = None, file: str | None = None) -> int | None:
     """Return the context window in a model's ``config.json`` or GGUF file, in tokens.
 
-    Without one, the result is None, although transformers may use a default.
+    If the file sets none, the result is None, although transformers may use a default.
     """
     if is_gguf(source, file, revision):
         facts = _gguf_facts(source, revision, file)
@@ -76,7 +76,7 @@ def file_window(source: str, revision: str | None = None, file: str | None = Non
 def file_has_template(
     source: str, revision: str | None = None, file: str | None = None
 ) -> bool | None:
-    """Return whether a model has a chat template."""
+    """Return whether a model has a chat template; None if files on this machine do not show it."""
     if is_gguf(source, file, revision):
         facts = _gguf_facts(source, revision, file)
         return None if facts is None else facts.chat_template is not None
@@ -86,7 +86,7 @@ def file_has_template(
         return None
     if config.get("chat_template") or any(any(folder.glob(pattern)) for pattern in TEMPLATE_FILES):
         return True
-    # otherwise, the hub or the model's own code may have one
+    # without a template here, the hub or the model's own code may have one
     return False if Path(source).is_dir() and "auto_map" not in config else None
 
 

@@ -1,10 +1,10 @@
-"""Reuse what members have computed for the same first tokens of another request.
+"""Reuse what members have computed for another request that begins with the same tokens.
 
 When a request ends, its backend keeps what it computed for the committed tokens: key/value rows of
-transformers, or the cells of a sequence in llama.cpp. A new request starts with the first tokens of
-the finished or running request that shares the most with its prompt (``QueryResult.reused``), if
-these are at least `MIN_SHARED`. It waits while another request reads tokens that it can reuse. A
-look-up compares the prompt with all sequences, of which there are some ten to some hundred.
+transformers, or the cells of a sequence in llama.cpp. Of all finished and running requests, a new
+one reuses that which shares the most first tokens with its prompt, if they are at least
+`MIN_SHARED` (``QueryResult.reused``). It waits while another request reads tokens that it can
+reuse. A look-up compares the prompt with all sequences, of which there are tens to hundreds.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MIN_SHARED = 16
 """Minimum number of shared first tokens. If there are fewer, a request reuses nothing."""
 
 CachedTokens = tuple[Sequence[int], int, T]
-"""Tokens of a running request, how many of them are cached, and its value in the cache."""
+"""Tokens of a running request, how many of them are cached, and the value that caches them."""
 
 
 class PrefixCache(Generic[T]):
-    """Keeps a value, such as cached rows, for each of some sequences of tokens.
+    """Keeps sequences of tokens, and for every sequence a value, such as the rows of its tokens.
 
-    No sequence begins with another one. The least recently used one comes first.
+    No sequence begins with another sequence. The least recently used one comes first.
 
     Args:
         limit: maximum number of tokens in all sequences together. With 0, the cache is off.
@@ -45,13 +45,13 @@ class PrefixCache(Generic[T]):
         return len(self._ids)
 
     def fitting(self, tokens: Sequence[int]) -> Ids:
-        """Return the first tokens that fit; none if too few, or if a kept sequence has them."""
+        """Return the first tokens that fit in; none if they are too few, or already kept."""
         ids = np.array(tokens[: self.limit], dtype=np.int64)
         is_known = _most_alike(ids, self._ids.items())[1] == len(ids)
         return ids[:0] if is_known or len(ids) < MIN_SHARED else ids
 
     def add(self, ids: Ids, value: T) -> list[T]:
-        """Keep a value for tokens that `fitting` returned, and return the values that make room."""
+        """Keep the value of tokens that `fitting` returned, and return all dropped values."""
         dropped: list[T] = []
         # drop a sequence with which the new one begins
         before, shared = _most_alike(ids, self._ids.items())
@@ -80,7 +80,7 @@ class PrefixCache(Generic[T]):
     ) -> tuple[T, int] | None:
         """Return the value and the length of the longest cached prefix, and mark it as used.
 
-        The prompt's last token never counts. With fewer than `MIN_SHARED` tokens, return None.
+        Return None if it has fewer than `MIN_SHARED` tokens. A prompt's last token never counts.
         """
         ids = np.array(prompt[:-1], dtype=np.int64)
         value, length = _most_alike(ids, self._cached(running))
@@ -93,9 +93,9 @@ class PrefixCache(Generic[T]):
     def late(
         self, prompts: Mapping[int, Sequence[int]], running: Iterable[CachedTokens[T]]
     ) -> set[int]:
-        """Return the indices of prompts that should wait until an earlier one is read.
+        """Return the indices of prompts that should wait until an earlier prompt is read.
 
-        They share at least `MIN_SHARED` more first tokens with it than with cached sequences.
+        They share at least `MIN_SHARED` more first tokens with it than with any cached sequence.
         """
         if not self.limit:
             return set()
@@ -115,11 +115,11 @@ class PrefixCache(Generic[T]):
 
 
 def _most_alike(ids: Ids, sequences: Iterable[tuple[T, Ids]]) -> tuple[T | None, int]:
-    """Return the value of the sequence that shares the most first tokens, and their number."""
+    """Return the value of the sequence with the most first tokens of `ids`, and their number."""
     best, length = None, 0
     for value, cached in sequences:
         size = min(len(ids), len(cached))
-        # skip sequences that share no more, because they have another token at this place
+        # a sequence with another token at index `length` shares no more than the best one
         if length < size and ids[length] == cached[length]:
             differ = np.flatnonzero(ids[:size] != cached[:size])
             shared = int(differ[0]) if len(differ) else size

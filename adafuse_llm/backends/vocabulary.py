@@ -20,12 +20,12 @@ class Vocabulary(ABC):
 
     @functools.cached_property
     def token_texts(self) -> Sequence[str]:
-        """The text of each token in the middle of a text, by token id."""
+        """By token id, the text that a token adds when it does not begin the text."""
         return self.codec.token_texts()
 
     @property
     def follows_grammars(self) -> bool:
-        """Whether the bytes of the tokens are known."""
+        """Whether the bytes of the tokens are known, which grammars need."""
         return True
 
     @abstractmethod
@@ -33,7 +33,7 @@ class Vocabulary(ABC):
         """Return an ``llguidance.LLTokenizer`` for `size` logits, or raise a ValueError."""
 
     def _with_bytes(self, tokens: Sequence[bytes], end_ids: Collection[int]) -> Any:
-        """Return an ``llguidance.LLTokenizer`` for tokens with these bytes."""
+        """Return an ``llguidance.LLTokenizer`` for `tokens`, the bytes of every token by id."""
 
         def encode(text: bytes) -> list[int]:
             return list(self.tokenizer.encode(text.decode(), add_special_tokens=False))
