@@ -17,26 +17,26 @@ from adafuse_llm.errors import LoadError, short_list
 SUFFIX: Final = ".gguf"
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
-"""Endings of files with weights that transformers loads."""
+"""Endings of the files of weights that transformers loads."""
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
     """Return whether a member is a GGUF model, which llama.cpp loads.
 
     A folder or hub repository with ``config.json`` and `WEIGHTS` is a transformers model, unless
-    `file` is set. If a repository is not in the local cache, its name decides.
+    `file` is set. A repository that is not in the local cache is one if its name contains "gguf".
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
         return True
-    # a file without the ending, such as those of Ollama
+    # recognize a file without the ending, such as those of Ollama, by its first bytes
     if os.path.isfile(path):  # noqa: PTH113  # unlike pathlib's, it takes a name of any length
         try:
             with path.open("rb") as opened:
                 return opened.read(len(MAGIC)) == MAGIC
         except OSError:
             return True  # reading the header says why
-    # a folder, or a repository in the cache
+    # look into a folder, or a repository in the cache
     folder = stored_folder(source, revision)
     if folder is None:
         return "gguf" in source.lower()
@@ -48,7 +48,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 
 
 def stored_folder(source: str, revision: str | None = None) -> Path | None:
-    """Return `source` if it is a folder, or the folder of a hub id in the local cache, or None."""
+    """Return the folder `source`, or that of a hub id in the local cache; None without either."""
     path = Path(source).expanduser()
     try:
         if path.is_dir():
@@ -61,7 +61,7 @@ def stored_folder(source: str, revision: str | None = None) -> Path | None:
 
 
 def gguf_names(folder: Path) -> list[str]:
-    """Return the GGUF files in a folder and in its subfolders, relative to the folder."""
+    """Return the GGUF files in a folder and its direct subfolders, relative to the folder."""
     paths = (*folder.glob("*"), *folder.glob("*/*"))
     return sorted(
         path.relative_to(folder).as_posix() for path in paths if path.suffix.lower() == SUFFIX
@@ -69,7 +69,7 @@ def gguf_names(folder: Path) -> list[str]:
 
 
 def choose(names: Sequence[str], file: str | None) -> str:
-    """Return the only file that `file` names or matches (None: any), or raise a `LoadError`."""
+    """Return the only model of `names` that `file` fits (None: any), or raise a `LoadError`."""
     names = [name for name in names if name.lower().endswith(SUFFIX)]
     if file in names:
         return str(file)
