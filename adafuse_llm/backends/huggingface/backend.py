@@ -35,17 +35,17 @@ PATH_STATES = 8
 class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
     """A member that consists of a transformers model and its tokenizer.
 
-    The constructor tests the model on a few tokens. If tree attention gives the same numbers as
-    plain forward passes, requests share forward passes (the tree form). Otherwise, every token
-    takes a pass (the path form). The tree form replaces the attention of the model. For other code
-    that uses the model, the new attention computes the same as ``"sdpa"`` or ``"eager"`` did.
+    The constructor tests the model on a few tokens. If attention to trees of tokens gives the same
+    numbers as plain forward passes, requests share passes (the tree form). Otherwise, every token
+    after the prompt takes a pass (the path form). The tree form replaces the attention of the
+    model. For other code, the new attention computes the same as ``"sdpa"`` or ``"eager"``.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
         tokenizer: tokenizer of the model.
         name: the member's name.
-        prefix_cache_bytes: maximum size, in bytes, of the key/value rows of finished requests that
-            the member keeps for requests that begin with the same tokens. If a pass runs out of
+        prefix_cache_bytes: maximum size, in bytes, of the key/value rows that the member keeps from
+            finished requests, for later ones that begin with the same tokens. If a pass runs out of
             memory, the member drops these rows and repeats the pass once.
 
     Attributes:
@@ -74,7 +74,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         self.model = model
         self.parameters = int(model.num_parameters())
         self.tokenizer = tokenizer
-        # the model's tokens, and what its configurations say
+        # read the model's tokens and its configurations
         self._decoder = Decoder(model)
         ends = eos_ids((getattr(model, "generation_config", None), model.config, tokenizer))
         size, device = self._decoder.vocabulary_size, self._decoder.device
@@ -112,7 +112,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         return min(_free_bytes(device) * total // size for device, size in sizes.items())
 
     def clear_prefix_cache(self) -> None:
-        """Forget the rows of earlier requests. Call this after a change of the model's weights."""
+        """Let new requests reuse no earlier rows. Call this if the model's weights change."""
         with self._lock:
             self._kept.clear()
             self._running.clear()
@@ -133,7 +133,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
             if not (len(self._kept) and is_out_of_memory(error)):
                 raise
             traceback.clear_frames(error.__traceback__)  # the frames hold tensors
-        # try again with the memory of the kept rows
+        # free the memory of the kept rows, and try again
         logger.warning(
             "member %r ran out of memory, so it drops the cached rows of finished requests",
             self.name,
@@ -157,7 +157,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return the free bytes of a device, with those that PyTorch keeps for reuse."""
+    """Return the free bytes of a device, including those that PyTorch has reserved."""
     module = torch.get_device_module(device)
     if hasattr(module, "mem_get_info"):  # creates no context on another GPU
         kept = module.memory_reserved(device) - module.memory_allocated(device)

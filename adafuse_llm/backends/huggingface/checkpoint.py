@@ -22,13 +22,13 @@ OTHERS: Mapping[str, Any] = {
     "guidance_scale": 1,
     "watermarking_config": None,
 }
-"""Other settings that members do not follow, each with a value that, like None, changes nothing."""
+"""Other settings that members do not follow. With None or this value, a setting has no effect."""
 
 
 def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
     """Return the changes of distributions that a model's generation config sets.
 
-    A bad word that is one of `end_ids` does not count.
+    As in transformers, ``bad_words_ids`` cannot forbid a token of `end_ids`.
     """
     config = getattr(model, "generation_config", None)
     if config is None:
@@ -48,7 +48,7 @@ def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
 
 
 def ignored_settings(model: Any) -> dict[str, Any]:
-    """Return the settings of a generation config that would change texts, but have no effect."""
+    """Return the settings of a generation config that would change texts, but are ignored."""
     config = getattr(model, "generation_config", None)
     values = {name: getattr(config, name, None) for name in (*OTHERS, *OF_SAMPLING)}
     changed = {n: value for n, value in values.items() if value not in (None, OTHERS.get(n))}
@@ -57,7 +57,7 @@ def ignored_settings(model: Any) -> dict[str, Any]:
 
 
 def eos_ids(sources: Iterable[Any]) -> set[int]:
-    """Return all end-of-sequence ids that configurations and tokenizers set."""
+    """Return all end-of-sequence ids that `sources`, configurations and tokenizers, set."""
     values = [getattr(source, "eos_token_id", None) for source in sources]
     lists = [[value] if isinstance(value, int) else value or () for value in values]
     return {token for ids in lists for token in ids}

@@ -28,7 +28,7 @@ MIN_WEIGHTS = 100_000
 
 @contextmanager
 def few_rows(layers: Sequence[Any], tokens: int) -> Iterator[None]:
-    """Make `slow_layers` faster during a pass over `tokens` tokens, if these are few."""
+    """Make `layers` faster during a pass over `tokens` tokens, if these are few."""
     changed = layers if 1 < tokens <= MAX_ROWS else []
     for layer in changed:
         layer.__dict__["forward"] = partial(_forward, layer)
@@ -45,7 +45,7 @@ def slow_layers(model: nn.Module) -> list[Any]:
 
 
 def _is_slow(layer: Any) -> bool:
-    # a hook of accelerate may replace the product
+    # a hook of accelerate may have replaced `forward`
     if type(layer) is not nn.Linear or "forward" in layer.__dict__:
         return False
     weight = layer.weight

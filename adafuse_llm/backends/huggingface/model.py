@@ -28,7 +28,7 @@ class Decoder:
         self._is_whole = len({parameter.device for parameter in model.parameters()}) == 1
         self._slow_layers = slow_layers(model)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
-        # the arguments that the model takes
+        # find out which arguments the model takes
         parameters = inspect.signature(inner.forward).parameters
         self._takes_keep = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
@@ -45,8 +45,8 @@ class Decoder:
     ) -> tuple[torch.Tensor, Any]:
         """Run one forward pass over n tokens, and return logits and the model's cache.
 
-        The logits, [len(keep), v], are those after the tokens with the ascending indices `keep`. If
-        `positions` is None, the model computes them.
+        The logits, [len(keep), v], are those after the tokens whose indices are in `keep`, in
+        ascending order. If `positions` is None, the model computes the positions.
         """
         check_tokens(tokens, self.vocabulary_size)
         inputs: dict[str, Any] = {
@@ -57,10 +57,10 @@ class Decoder:
             inputs[self._cache_name] = cache
         if positions is not None and self._takes_positions:
             inputs["position_ids"] = to_device(torch.tensor([list(positions)]), self.device)
-        # ask for these logits only
+        # ask only for the logits to keep, or for the last ones if there are none
         last = [len(tokens) - 1]
         kept: Any = list(keep) or last
-        # a list works whichever device the last layer is on
+        # for a model on several devices, leave a list, because its last layer can be on any of them
         if self._is_whole:
             kept = to_device(torch.tensor(kept), self.device)
         if self._takes_keep:
@@ -73,7 +73,7 @@ class Decoder:
         return precise(logits[: len(keep)]), getattr(output, self._cache_name)
 
     def plain(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        """Return the logits after the `last` tokens of a sequence, [last, v], without a cache."""
+        """Return the logits after every one of the last tokens, [last, v], without a cache."""
         ids = torch.tensor([list(tokens)], device=self.device)
         output = self.model(input_ids=ids, use_cache=False, return_dict=True)
         return precise(output.logits[0, -last:])

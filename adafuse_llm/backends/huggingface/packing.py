@@ -1,9 +1,9 @@
 """Pack the tokens of many requests into one forward pass.
 
 The pass runs over one sequence with the tokens of all requests, so all layers but attention compute
-them at once. Its cache is a `PackedCache`, which adds the new rows to those of every request. Its
-attention is `_attend`, registered in transformers' ``AttentionInterface``: the tokens of a request
-see only the rows of this request. Outside such a pass, `_attend` computes the usual attention.
+them at once. Its cache is a `PackedCache`, which adds a row (a key and a value) for every token to
+those of its request. Its attention is `_attend`, an entry of transformers' ``AttentionInterface``:
+tokens see only rows of their own request. Outside such a pass, it computes the usual attention.
 
 Shapes: T tokens of the pass; n tokens and r rows of one request; h query heads, k key/value heads
 of size d, g = h / k.
@@ -38,10 +38,9 @@ PACKED = {"sdpa": "adafuse_llm_sdpa", "eager": "adafuse_llm_eager"}
 Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 FOLD_ROWS = 256
-"""Maximum number of query rows after folding the query heads that share one key head. For few
-tokens, one product with g times as many rows is faster than g products. With 14 query heads on 2
-key heads, attention of four tokens took 71 instead of 106 µs for 300 rows, and 404 instead of 702
-µs for 2,000."""
+"""Maximum number of queries, g * n, in one product for all query heads that share a key head. For
+few tokens, it is faster than g products: with 14 query heads and 2 key heads, attention of four
+tokens to 300 rows took 71 instead of 106 µs, and to 2,000 rows 404 instead of 702 µs."""
 
 
 class Scores(NamedTuple):
@@ -49,7 +48,7 @@ class Scores(NamedTuple):
 
     # factor of the scores; None for the default
     scale: float | None
-    # the attention in the model's own code, for a model that PyTorch's attention does not fit
+    # the attention in the model's own code, if PyTorch's does not fit it; otherwise None
     eager: Attention | None
 
 
@@ -64,10 +63,10 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self._windows = windows
         self._groups = [_GroupAttention(group) for group in grouped(pieces)]
         self._sizes = [sum(len(p.tokens) for p in group.pieces) for group in self._groups]
-        # the places of the new rows in every slab
+        # by slab: the indices of its new rows
         by_slab = itertools.groupby(pieces, key=lambda piece: piece.request.kv.slab)
         self._slabs = [(slab, _places(list(group))) for slab, group in by_slab if slab]
-        # copies of the places on the devices of layers
+        # by device: copies of these indices, one tensor per slab
         self._devices: dict[torch.device, list[torch.Tensor]] = {}
         # new keys and values of the layer that attends next, and its index
         self._layer: tuple[torch.Tensor, torch.Tensor, int] | None = None
@@ -80,11 +79,11 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add new keys and values, [1, k, T, d], to those of their requests, and return them."""
+        """Store new keys and values, [1, k, T, d], with those of their requests; return the new."""
         device = key_states.device
         if device not in self._devices:
             self._devices[device] = [to_device(places, device) for _, places in self._slabs]
-        # the tokens of a slab stand together
+        # tokens with rows in one slab are neighbors in the pass
         sizes = [len(places) for _, places in self._slabs]
         parts = (rows[0].split_with_sizes(sizes, 1) for rows in (key_states, value_states))
         slabs = zip(self._slabs, self._devices[device], *parts, strict=True)
@@ -139,13 +138,13 @@ def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
-    """Return the sort key of a piece. It makes pieces of one slab neighbors in a pass."""
+    """Return the sort key that makes pieces of one slab neighbors, in the order of their slots."""
     number = piece.request.kv.slab.number if piece.request.kv.slab else 0
     return number, piece.is_long, piece.request.kv.slot
 
 
 def _places(pieces: Sequence[Piece]) -> torch.Tensor:
-    """Return where the new rows of pieces go among all rows of their slab."""
+    """Return the indices of the new rows of pieces among all rows of their slab."""
     slab = pieces[0].request.kv.slab
     assert slab is not None
     starts = [piece.request.kv.slot * slab.capacity + piece.request.kv.count for piece in pieces]
@@ -157,8 +156,8 @@ class _GroupAttention:
     """The attention of pieces in the slots of one slab, in all layers.
 
     A single piece reads the rows of its slot. Several pieces share one product over all slots from
-    the first to the last one, where masks hide the slots of others. If the slots are far apart, the
-    product runs over copies of them.
+    their first to their last, where masks hide the rows of other requests. If the slots are far
+    apart, the product runs over copies of them.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -168,13 +167,13 @@ class _GroupAttention:
         self._rows = max(len(piece.positions) for piece in pieces)
         self._size = max(len(piece.tokens) for piece in pieces)
         self._first, last = self._slots[0], self._slots[-1]
-        # copy slots that are far apart
+        # use slots that are close together as they are, and copies of others
         self._is_close = last - self._first < 2 * len(pieces)
         self._places = list(range(len(pieces)))
         if self._is_close:
             self._places = [slot - self._first for slot in self._slots]
         self._batch = self._places[-1] + 1
-        # the token at each place of the batch, [batch * size], and the place of each token
+        # find the index of every token in the padded batch, [batch * size], and the reverse
         order = [
             place * self._size + number
             for place, piece in zip(self._places, pieces, strict=True)
@@ -195,14 +194,14 @@ class _GroupAttention:
         slab = self.pieces[0].request.kv.slab
         assert slab is not None
         keys, values = slab.layers[layer]
-        # the rows of the slots, [batch, k, r, d]
+        # take the rows of the slots, [batch, k, r, d]
         if self._is_close:
             keys, values = (x.narrow(1, self._first, self._batch) for x in (keys, values))
         else:
             self._chosen = to_device(self._chosen, query.device)
             keys, values = (x.index_select(1, self._chosen) for x in (keys, values))
         keys, values = (x[:, :, : self._rows].transpose(0, 1) for x in (keys, values))
-        # move the queries to the places of their slots, [batch, h, size, d], and the outputs back
+        # pad the queries in the order of their slots, [batch, h, size, d], and undo this afterwards
         heads, size, batch = query.shape[1], self._size, self._batch
         flat = query[0]
         if not self._is_even:
@@ -225,23 +224,23 @@ class _GroupAttention:
         window: int | None,
         scores: Scores,
     ) -> torch.Tensor:
-        """Return the outputs for queries, [batch, h, n, d], and rows, [batch, k, r, d]."""
+        """Return the outputs of queries, [batch, h, n, d], that see the rows, [batch, k, r, d]."""
         batch, heads, size, width = query.shape
         groups = heads // keys.shape[1]
         if scores.eager is not None:
             mask = self._mask(window, 1, query)
             return scores.eager(query, keys, values, mask)[0].transpose(1, 2)
-        # a prompt without earlier rows needs no mask
+        # a prompt without earlier rows needs causal attention, but no mask
         causal = batch == 1 and 1 < size == self._rows and self.pieces[0].visible is None
         causal = causal and (window is None or size <= window)
-        # heads that share a key head become rows of one product
+        # make one product of the query heads that share a key head
         if groups > 1 and size * groups <= FOLD_ROWS and not causal:
             folded = query.reshape(batch, heads // groups, groups * size, width)
             mask = self._mask(window, groups, query)
             output = scaled_dot_product_attention(folded, keys, values, mask, scale=scores.scale)
             return output.view(batch, heads, size, -1)
         mask = None if causal else self._mask(window, 1, query)
-        # kernels of GPUs support either a mask or shared key heads
+        # kernels of GPUs support either a mask or shared key heads, so copy the key heads
         if mask is not None and query.device.type != "cpu":
             keys, values = (rows.repeat_interleave(groups, 1) for rows in (keys, values))
         return scaled_dot_product_attention(
@@ -255,7 +254,7 @@ class _GroupAttention:
         )
 
     def _mask(self, window: int | None, groups: int, query: torch.Tensor) -> torch.Tensor | None:
-        """Return what to add to scores of folded heads, [batch, 1, groups * n, r], or None."""
+        """Return what to add to the scores, [batch, 1, groups * n, r]; None if no row is hidden."""
         key = (window, groups, query.dtype, query.device)
         if key not in self._masks:
             seen = np.zeros((self._batch, self._size, self._rows), dtype=np.bool_)
@@ -282,7 +281,7 @@ def _attend(
     usual: str,
     **options: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Compute the attention of a layer in the form that transformers expects."""
+    """Compute packed attention during a packed pass, otherwise the `usual` one."""
     attention: Attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if usual == "eager":
         attention = sys.modules[type(module).__module__].eager_attention_forward
@@ -324,7 +323,7 @@ def set_attentions(attentions: Attentions) -> None:
 
 
 def use_packed_attention(model: Any) -> dict[int, int]:
-    """Give a model the attention of packed passes, and return the windows of its sliding layers."""
+    """Give a model packed attention, and return the windows of sliding layers, by layer index."""
     config = model.config.get_text_config(decoder=True)
     kinds = {"full_attention", *(getattr(config, "layer_types", None) or ())}
     layers = DynamicCache(config=config).layers

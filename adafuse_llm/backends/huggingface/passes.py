@@ -18,9 +18,9 @@ PREFILL_TOKENS = 2048
 """Maximum number of tokens in one forward pass. This limits the memory for activations."""
 
 PIECE_TOKENS = (128, 512)
-"""Number of tokens in a piece of a prompt on a CPU: while another request writes, and while none
-does. All other requests wait until a piece is read, but short pieces cost more: with 0.5 B
-parameters, a CPU second was enough for 114 tokens in pieces of 512, 103 of 128, and 81 of 64."""
+"""Numbers of tokens in a piece of a prompt on a CPU: the first while another request writes, the
+second while none does. Others wait until a piece is read, but short pieces cost more: with 0.5 B
+parameters, a second of CPU time read 114 tokens in pieces of 512, 103 of 128, and 81 of 64."""
 
 
 class Passes:
@@ -51,7 +51,7 @@ class Passes:
         self._run(pieces)
 
     def read(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
-        """For every request, compute the rows of a number of its next committed tokens."""
+        """Compute the rows of the next committed tokens of requests, as many as in `parts`."""
         self._run([request.read(n) for request, n in parts if isinstance(request, TreeForm)])
 
     def _run(self, pieces: Sequence[Piece]) -> None:
@@ -66,7 +66,7 @@ class Passes:
     def _pass(self, pieces: Sequence[Piece]) -> torch.Tensor:
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
-        # the place of each piece's first token in the pass
+        # find the index in the pass of each piece's first token
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
         keep = [start + i for start, piece in zip(starts, pieces, strict=False) for i in piece.keep]
         cache = PackedCache(pieces, self._windows)

@@ -14,7 +14,7 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class PathForm(RequestLogits):
-    """A request to a model whose layers need not keep a row for each token (Mamba).
+    """A request to a model whose layers may lack a row for each token, such as Mamba.
 
     The request has one cache for the trunk (the committed tokens), and one for every tip (a node
     without evaluated children). The prompt takes one pass, and so does every later token.
@@ -57,7 +57,7 @@ class PathForm(RequestLogits):
         return [rows for rows in tensors if isinstance(rows, torch.Tensor) and rows.ndim == 4]
 
     def _advance_trunk(self) -> torch.Tensor:
-        """Run the committed tokens that are left, and return the logits after the root, [1, v]."""
+        """Run the committed tokens that have not run. Return the logits after the root, [1, v]."""
         pending = self.tree.ids[self._committed :]
         for tokens in [[token] for token in pending] if self._committed else [pending]:
             logits, self._trunk = self._run(tokens, self._trunk)
@@ -65,7 +65,7 @@ class PathForm(RequestLogits):
         return logits
 
     def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
-        """Run a node. `shared`: whether another node needs its parent's cache, too."""
+        """Run a node. `shared`: whether a later node needs the cache of the same parent."""
         parent = node.parent
         assert parent is not None
         if parent in self._tips:

@@ -1,4 +1,4 @@
-"""Keep the rows of requests, which are keys and values, and find out which rows a token sees.
+"""Keep the rows (keys and values) of requests, and find out which rows a token sees.
 
 Shapes: n new tokens of the request, r rows of the request; k key/value heads of size d.
 """
@@ -34,10 +34,10 @@ _numbers = itertools.count()
 
 
 class Slab:
-    """Buffers with slots of `capacity` rows. Every request has a slot, and a pass handles many."""
+    """Buffers of slots with `capacity` rows. A request has one slot; a product spans several."""
 
     def __init__(self, capacity: int, slots: int = 1) -> None:
-        # the place of the slab in the order of a pass, which is the same in every run
+        # orders the slabs in a pass, in the same way in every run
         self.number = next(_numbers)
         self.capacity = capacity
         self.slots = slots
@@ -46,7 +46,7 @@ class Slab:
         self.layers: dict[int, KeysValues] = {}
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        """Return the buffers of a layer, whose keys and values have these shapes, [1, k, n, d]."""
+        """Return the buffers of a layer, whose new keys and values have the shape [1, k, n, d]."""
         if index not in self.layers:
             # zeros, because even masked values must not be NaN
             keys, values = (
@@ -113,7 +113,7 @@ class Rows:
             before[0].free.append(before[1])
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Keep the rows before `first`, and move `rows` behind them, in this order."""
+        """Keep the rows before `first`, move `rows` behind them in this order; drop all others."""
         self.count = first + len(rows)
         for tensor in self.tensors():
             rows = to_device(rows, tensor.device)  # one copy serves all layers of a device
@@ -152,13 +152,13 @@ class Pool:
                 rows.move(self._slab(capacity, len(group) - number))
 
     def _slab(self, capacity: int, wanted: int) -> Slab:
-        """Return a slab with a free slot."""
+        """Return a slab with a free slot. `wanted`: how many slots are still needed."""
         same = [slab for slab in self._slabs if slab.capacity == capacity]
         same.sort(key=lambda slab: slab.number)
         for slab in same:
             if slab.free:
                 return slab
-        # no slot is free: add as many as wanted, or half as many as there are
+        # no slot is free: add as many as wanted, or half as many as there are if that is more
         most = max(1, SLAB_ROWS // capacity)
         for slab in same:
             if slab.slots < most:
@@ -170,7 +170,7 @@ class Pool:
 
 
 def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
-    """Return how many bytes of keys and values, [1, k, r, d], a token has on each device."""
+    """Return the bytes of one token in keys and values, [1, k, r, d], by device."""
     sizes: Counter[torch.device] = Counter()
     for tensor in tensors:
         sizes[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
@@ -202,7 +202,7 @@ class Piece:
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """Return whether each token sees each row, [n, r]. `window` limits how far it sees."""
+        """Return whether each token sees each row, [n, r]: at most the last `window` positions."""
         size, rows = len(self.tokens), len(self.positions)
         seen = self.visible
         if seen is None:
@@ -213,11 +213,11 @@ class Piece:
 
 
 class TreeForm(RequestLogits):
-    """A request with tree attention: all nodes of its tree have rows in one buffer.
+    """A request whose tokens all have rows in one slot: the committed ones and those of nodes.
 
     Every new token sees the rows of the committed tokens (the trunk). A node also sees the rows of
-    the nodes above it. Masks hide the rows of dropped nodes, which `_compact` removes once they are
-    more than a quarter of the buffer. `kv` may have rows of all prompt tokens but the last one.
+    the nodes above it. Masks hide the rows of dropped nodes. Once these are more than a quarter of
+    all rows, `_compact` removes them. `kv`: rows of the first prompt tokens, but not of the last.
     """
 
     def __init__(self, tree: TokenTree, kv: Rows | None = None) -> None:
@@ -263,7 +263,7 @@ class TreeForm(RequestLogits):
         self._compact()
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
-        # the new rows: pending tokens, which extend the trunk, and then the nodes below the root
+        # lay out the new rows: pending tokens, which extend the trunk, and nodes below the root
         rows = len(self._trunk)
         joined = rows + len(pending)  # each token sees the pending tokens before it
         size = joined + len(below)
@@ -277,7 +277,7 @@ class TreeForm(RequestLogits):
         line = zip(below, [self.tree.root, *below], strict=False)
         is_line = self._trunk.all() and all(node.parent is above for node, above in line)
         visible = None if is_line else self._visible(joined, below)
-        # the request has these rows from now on
+        # add the rows to those of the request
         self._row.update(zip(below, range(joined, size), strict=True))
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
@@ -307,7 +307,7 @@ class TreeForm(RequestLogits):
             if above in seen:
                 own |= seen[above]
             else:
-                # the ancestors have rows from earlier passes, even if they run again now
+                # these ancestors have rows from earlier passes, even if they run again now
                 while above in self._row:
                     own[self._row[above]] = True
                     above = above.parent
@@ -324,7 +324,7 @@ class TreeForm(RequestLogits):
         first = int(np.argmin(alive))
         rows = np.flatnonzero(alive)
         self.kv.keep(first, torch.from_numpy(rows[rows >= first]))
-        # the other rows move up
+        # update the row numbers: the kept rows are now contiguous
         moved = np.cumsum(alive) - 1
         self._trunk, self._positions = self._trunk[rows], self._positions[rows]
         self._row = {node: int(moved[row]) for node, row in self._row.items()}

@@ -10,7 +10,7 @@ from typing import Any
 from adafuse_llm.backends.vocabulary import Vocabulary
 
 BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
-"""With one of these decoders, the tokens of a tokenizer have known bytes."""
+"""Decoders of tokenizers whose tokens have known bytes."""
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
