@@ -23,7 +23,7 @@ from adafuse_llm.errors import InvalidOptionError, LoadError
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 MAX_KEPT = 16
-"""Maximum number of finished requests whose cells a member keeps. Used cells slow down passes."""
+"""Maximum number of finished requests whose cells a member keeps. Cells in use slow passes down."""
 
 DEFAULT_TOKENS = 16_384
 """Default number of tokens in the cache. A longer context window of the model raises it, and
@@ -57,7 +57,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
     Attributes:
         facts: facts from the header of the file.
-        tokenizer: the tokenizer. Its ``warnings`` are defects that make the answers worse.
+        tokenizer: the tokenizer. Its ``warnings`` are defects of the file that make answers worse.
 
     Raises:
         LoadError: llama.cpp cannot load the file, or would end or block this process; or the cache
@@ -136,7 +136,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         except CacheFullError:
             if not self._repeatable:
                 raise
-        # if the cells of removed tokens fill the cache, all requests read their prompts again
+        # cells of removed tokens, which are not used again, fill the cache: read all prompts again
         with self._lock:
             self._start_anew()
         return [False] * len(trees)
@@ -179,7 +179,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             if len(queries) > 1:
                 return super()._in_turn(queries)
         try:
-            # every part of a query takes the cells of the part before, so all nodes fit
+            # let every part of a query take the cells of the part before it, so that all nodes fit
             self._in_parts = True
             self._context.fills_gaps = True  # a repeatable member has nothing else in its cache
             return self._answer(queries)
@@ -237,7 +237,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                     raise
 
     def _make_room(self, count: int, state: LlamaState | None = None) -> None:
-        # first, take sequences from other requests; last, drop the request's own nodes
+        # first, take sequences from other requests; last, drop the nodes of `state`
         while len(self._context.free) < count:
             if self._shed({*self._planned(), state}):
                 continue
@@ -248,8 +248,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 state.drop_tips()
 
     def _shed(self, needed: Collection[LlamaState | None]) -> bool:
-        """Drop cells of a request that is not `needed`; return False if there are none."""
-        # drop a finished request first, then nodes of a running one, then a running one
+        """Drop cells of a request that is not `needed`; return False without such a request."""
+        # first drop a finished request, then the nodes of a running one, last a whole running one
         if len(self._kept):
             self._context.give_back([self._kept.pop_oldest()])
             return True
@@ -290,7 +290,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             state.drop()
 
     def _start_anew(self) -> None:
-        # running requests evaluate their tokens again
+        # forget all requests; running ones evaluate their tokens again
         for state in list(self._running):
             self._forget(state.tree)
         self._context.give_back(self._kept.clear())

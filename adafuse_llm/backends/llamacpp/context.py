@@ -3,7 +3,7 @@
 llama.cpp calls an entry of the cache a cell. A cell holds the key and the value of one token. It
 can belong to several sequences, so sequences that begin with the same tokens need no copies.
 
-Shapes: n tokens, k kept tokens, v vocabulary.
+Shapes: k tokens with ``keep``, v vocabulary.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ BATCH_TOKENS = 2048
 """Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
 PIECE_TOKENS = (32, 64)
-"""Number of tokens in a piece of a prompt on a CPU: while another request writes, and while none
-does. All other requests wait until a piece is read. With 0.5 B parameters and one thread, 64 tokens
-take a second. With flash attention, short pieces are slower: a CPU second was enough for 66 tokens
-in pieces of 32, for 74 in pieces of 64, and for 77 in pieces of 256."""
+"""Numbers of tokens in a piece of a prompt on a CPU: the first while another request writes, the
+second while none does. Others wait until a piece is read: with 0.5 B parameters and one thread, 64
+tokens take a second. With flash attention, short pieces are slower: a second of CPU time read 66
+tokens in pieces of 32, 74 in pieces of 64, and 77 in pieces of 256."""
 
 REPEATABLE_TOKENS = (8, 32)
 """Minimum and maximum number of tokens in a call of llama.cpp, if results must not depend on this
-number. llama.cpp has other kernels for fewer tokens, with some types of weights, and for 64 or more
-tokens, with flash attention."""
+number. llama.cpp uses other kernels for fewer tokens if weights have certain types, and for 64 or
+more tokens with flash attention."""
 
 NO_ROOM = 1
 """The result of ``llama_decode`` if the cache has no room. The cache is then unchanged."""
@@ -45,7 +45,7 @@ NO_ROOM = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One token of a batch, which extends `sequences`. `keep`: whether to return its logits."""
+    """A token that extends `sequences`. `keep`: whether to return the logits after it."""
 
     token: int
     position: int
@@ -166,7 +166,7 @@ class Context:
         return np.ctypeslib.as_array(logits, shape).copy()
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Add the tokens of a sequence from position `start` up to `end` to another sequence."""
+        """Add the tokens of `source` from position `start` up to `end` (-1: all) to `target`."""
         self._library.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def cut(self, sequence: int, length: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Declarations of llama.cpp's functions and structures, for exact builds.
+"""Declarations of the functions and structures of certain builds of llama.cpp.
 
 llama.cpp changes its structures often, and its library cannot be asked for its build. So `load`
 requires an exact version of a package. CONTRIBUTING.md says how to move to another build.
@@ -19,7 +19,7 @@ from adafuse_llm.errors import MissingDependencyError
 
 
 class Package(NamedTuple):
-    """A package in exactly this version, and the path of llama.cpp's library in it."""
+    """A package, its only supported version, and the path of llama.cpp's library in it."""
 
     name: str
     version: str
@@ -127,7 +127,7 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_decode": (c_int32, pointer, Batch),
     "llama_get_logits": (POINTER(c_float), pointer),
 }
-"""Types of the result and the arguments, by function."""
+"""By name of a function: the type of its result, and those of its arguments."""
 
 
 def load() -> SimpleNamespace:

@@ -54,7 +54,7 @@ def load_library() -> Any:
     Raises:
         MissingDependencyError: llama.cpp is not installed, or cannot be used.
     """
-    # llama-cpp-python has declarations of its own
+    # llama-cpp-python comes with its own declarations of the functions
     is_ours = find_library()[0] == PACKAGE.name
     library: Any = declarations.load() if is_ours else import_module("llama_cpp.llama_cpp")
     _callbacks.append(library.llama_log_callback(_receive))  # in use until the process ends
@@ -72,7 +72,7 @@ def _receive(level: int, text: bytes | None, _data: Any) -> None:
 
 @contextmanager
 def collect_errors() -> Iterator[list[str]]:
-    """Collect the errors that llama.cpp reports in this thread."""
+    """Yield a list, which collects the errors that llama.cpp reports in this thread."""
     _collected.errors = errors = list[str]()
     try:
         yield errors
@@ -101,10 +101,10 @@ class Settings:
 
 
 class Model:
-    """A GGUF file, or the first file of a split model, that llama.cpp has loaded.
+    """A model that llama.cpp has loaded from a GGUF file, or from the first file of a split model.
 
     Attributes:
-        label: names the member in errors.
+        label: name of the member in errors.
         pointer: the ``llama_model_p``, which is valid until `close`.
         vocabulary_size: number of tokens in the vocabulary, and of logits.
         on_gpu: whether layers run on a GPU.
@@ -120,7 +120,7 @@ class Model:
         params.n_gpu_layers = -1 if settings.gpu_layers is None else settings.gpu_layers
         params.use_extra_bufts = settings.reorder
         params.vocab_only = settings.vocabulary_only
-        # llama.cpp logs the reason of a failure
+        # load the file; llama.cpp logs the reason if it fails
         with collect_errors() as errors:
             pointer = library.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:

@@ -22,7 +22,7 @@ class LlamaState(RequestLogits):
     Attributes:
         trunk: the sequence of the committed tokens.
         committed: number of tokens of ``tree.ids`` that are in the trunk or planned for it.
-        ready: number of tokens of ``tree.ids`` in the trunk.
+        ready: number of tokens of ``tree.ids`` that are in the trunk, because they have run.
         tips: the sequence of each tip.
     """
 
@@ -47,8 +47,8 @@ class LlamaState(RequestLogits):
     ) -> list[tuple[Entry, Node | None]]:
         """Return the tokens that must run to evaluate `nodes`, which `uncached` has returned.
 
-        A token comes with its node if the node is in `keep`, which may also have the root. Every
-        node may take a free sequence.
+        A token comes with its node if that is in `keep`, where the root may be, too, and otherwise
+        with None. Every node may take a free sequence.
         """
         # find the children of every node
         children: dict[Node, list[Node]] = defaultdict(list)
@@ -74,7 +74,7 @@ class LlamaState(RequestLogits):
     def read(
         self, count: int, sequences: Sequence[int] | None = None
     ) -> list[tuple[Entry, Node | None]]:
-        """Return the next `count` committed tokens. They extend `sequences`, or else the trunk."""
+        """Return the next `count` committed tokens, to extend `sequences` (default: the trunk)."""
         start, self.committed = self.committed, self.committed + count
         tokens = self.tree.ids[start : self.committed]
         sequences = sequences or [self.trunk]
@@ -83,8 +83,8 @@ class LlamaState(RequestLogits):
     def _reserve(
         self, node: Node, children: dict[Node, list[Node]], through: dict[Node, list[int]]
     ) -> None:
-        """Choose the sequences of `node`, whose parent is cached, and of all nodes below it."""
-        # the node, and all nodes below it
+        """Set `through` for `node`, whose parent is cached, and for all nodes below it."""
+        # list the node, and all nodes below it
         order = [node]
         for above in order:
             order += children.get(above, ())

@@ -2,8 +2,8 @@
 
 Native code can end its process if the processor lacks an instruction, if a kernel has a defect, or
 if a file is malformed. So a child process loads the file with the settings of the member, and
-evaluates a few tokens. A file in the user's cache folder records success, by library, machine,
-settings and GGUF file.
+evaluates a few tokens. The user's cache folder has an empty file for every success with a library,
+machine, settings and GGUF file.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from adafuse_llm.errors import LoadError, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 SECONDS, SECONDS_PER_GIB = 120, 30
-"""Maximum CPU time of a child process, in seconds, and what each GiB of weights adds to it."""
+"""Maximum CPU time of a child process, in seconds: a base, and more for every GiB of weights."""
 
 SPARE_BYTES: Final = 8 * 2**30
-"""Maximum address space of a child process, besides three times the size of the weights."""
+"""Bytes of address space of a child process, besides three times the size of the weights."""
 
 TOLERANCE: Final = 0.1
 """Largest accepted mean error of the logits, relative to their standard deviation. Results for
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Maximum size of a file that is recorded by its content. Of others, path, size and time count."""
+"""Maximum bytes of a file that its content identifies. Others: path, size and time of change."""
 
 OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
-"""Exit codes of a child process: out of memory, and the smallest of a crash on Windows."""
+"""Exit codes of a child process: out of memory, and the lowest one of a crash on Windows."""
 
 
 def try_file(facts: GGUFFacts, label: str, settings: Settings) -> None:
-    """Load a file in a child process, unless this machine has loaded it with these settings before.
+    """Load a file in a child process, unless that has succeeded with these settings before.
 
     Raises:
         LoadError: the file ends the child process, or takes too much time or memory.
@@ -99,7 +99,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
         return f"loading it takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
     if 0 < code < WINDOWS_CRASH:
         raise OSError(f"exit code {code}: {cause}")
-    # a crash
+    # name a crash
     names = {-known.value: f"signal {known.name}" for known in signal.Signals}
     return (
         f"llama.cpp ({' '.join(find_library())}) ended a trial process by "
@@ -108,7 +108,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
 
 
 def _record(facts: GGUFFacts, settings: Settings) -> Path:
-    # the file that records a success; its name depends on all that a success depends on
+    # return the file for a success; its name depends on all that a success depends on
     name, _ = find_library()
     library = distribution(name).read_text("RECORD")  # the files of the package, with their hashes
     known = [library, platform.node(), asdict(settings), *map(_identity, facts.files)]
@@ -121,7 +121,7 @@ def _record(facts: GGUFFacts, settings: Settings) -> Path:
 
 
 def _identity(path: Path) -> str:
-    # copies of a small file count as one file
+    # give copies of a small file the same identity
     status = path.stat()
     if status.st_size <= HASHED_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -129,7 +129,7 @@ def _identity(path: Path) -> str:
 
 
 def load(facts: GGUFFacts, label: str, settings: Settings) -> tuple[Model, LlamaVocabulary]:
-    """Load a file, and check its numbers if the weights are loaded, or raise a `LoadError`."""
+    """Load a file, and check its logits if the weights are loaded, or raise a `LoadError`."""
     model = Model(facts.files[0], label, settings)
     vocabulary = LlamaVocabulary(model, facts)
     if not settings.vocabulary_only:
@@ -155,7 +155,7 @@ def _check(model: Model) -> None:
         raise UnsupportedModelError(f"{model.label} cannot be a member: {error}") from error
     finally:
         context.close()
-    # the same tokens must have almost the same logits
+    # compare: tokens must have almost the same logits in the tree and in the sequence
     in_tree, plain = several[:3], np.concatenate([several[3:], one])
     if np.isnan(in_tree).any():
         raise LoadError(
@@ -174,7 +174,7 @@ def _check(model: Model) -> None:
 
 
 def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
-    """Load a file, and evaluate a few tokens, within `seconds`."""
+    """Load a file, and evaluate a few tokens, within `seconds` of CPU time."""
     begin()
     try:
         has_gpu = load_library().llama_supports_gpu_offload()  # a GPU may reserve any space

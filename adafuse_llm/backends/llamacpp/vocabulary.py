@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: the texts of its tokens, the tokens of texts, and its template."""
+"""The vocabulary of a GGUF file, which encodes and decodes texts, and its chat template."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.text.codec import cached
 
 SENTENCEPIECE, BPE = 1, 2
-"""llama.cpp's numbers of the kinds of vocabularies with which it can encode every text."""
+"""llama.cpp's numbers of the kinds of vocabularies that can encode every text."""
 
 UNKNOWN, CONTROL, USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
-"""Attributes of tokens, as llama.cpp numbers them."""
+"""Bits of a token's attributes in llama.cpp."""
 
 TEMPLATE_KEYS = {
     "bos_token": "bos_token_id",
@@ -28,14 +28,14 @@ TEMPLATE_KEYS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-"""Header keys of the tokens that chat templates can read, by their names in templates."""
+"""Header keys of the tokens that chat templates can read, by the variables of templates."""
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Header keys of the tokens that end a response."""
 
 WORD, TEXT = 1_000, 10_000
 """Maximum length of a run of characters of one class, such as letters, and of a run without
-whitespace. Longer runs are cut, because llama.cpp's regular expressions need stack for every
+whitespace. Longer runs are split, as llama.cpp's regular expressions need stack memory for every
 character of a word: a word of 40,000 letters would end the process."""
 
 SHORT, CACHED = 64, 4_096
@@ -56,14 +56,14 @@ class LlamaTokenizer:
 
     Attributes:
         pieces: the bytes of the tokens, by id.
-        added_tokens_decoder: control tokens, and tokens that llama.cpp takes out of a text before
-            it splits the rest into words, by id.
-        unk_token_id: id of the token for text that has no other token, or None.
+        added_tokens_decoder: by id, control tokens, and tokens that llama.cpp takes out of a text
+            before it splits the rest into words.
+        unk_token_id: id of the token for text that no other token can write, or None.
         prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It may also
             put an end token behind a prompt, which is left out, because members continue prompts.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
-            which its chat template ends a reply. What llama.cpp guesses is left out: it can be any
-            token.
+            which its chat template ends a reply. Tokens that llama.cpp guesses are left out,
+            because it can guess any token.
         warnings: defects of the file that make the model's answers worse.
 
     Raises:
@@ -128,7 +128,7 @@ class LlamaTokenizer:
             return [_text(spelling(self._vocabulary, token)) for token in ids]
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the token ids by spelling. Of equal tokens, the first one counts."""
+        """Return the token ids by spelling. Of tokens with one spelling, the first one counts."""
         spellings = self.convert_ids_to_tokens(range(len(self)))
         return {text: token for token, text in reversed([*enumerate(spellings)])}
 
@@ -186,7 +186,7 @@ class LlamaTokenizer:
         read = functools.partial(self._library.llama_token_to_piece, self._vocabulary)
         for token in ids:
             size = read(token, buffer, len(buffer), *options)
-            # if the size is negative, the token needs a buffer of this size
+            # if `size` is negative, the token needs a buffer of `-size` bytes
             if size < 0:
                 buffer = ctypes.create_string_buffer(-size)
                 size = read(token, buffer, len(buffer), *options)
@@ -230,7 +230,7 @@ class LlamaTokenizer:
     def _parts(self, text: str) -> list[str]:
         if self._kind != BPE or not _LONG.search(text):
             return [text]
-        # cut long words, but no added tokens
+        # split long words, but no added tokens
         added = sorted(filter(None, map(str, self.added_tokens_decoder.values())), key=len)
         token = re.compile(f"({'|'.join(map(re.escape, reversed(added))) or '(?!)'})")
         parts = []
@@ -242,7 +242,7 @@ class LlamaTokenizer:
     def _tokenize(
         self, text: str, *, parse_special: bool = False, add_special: bool = False
     ) -> tuple[int, ...]:
-        # if the count is negative, the tokens need a buffer of this size
+        # if `count` is negative, the buffer needs room for `-count` tokens
         data = text.encode()
         room = len(data) + 1
         while True:
@@ -266,7 +266,7 @@ class LlamaVocabulary(Vocabulary):
 
     @functools.cached_property
     def token_texts(self) -> Sequence[str]:
-        # these are the codec's texts, in a tenth of its time
+        # return the same texts as the codec, in a tenth of its time
         return [*map(_text, self.tokenizer.pieces)]
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
