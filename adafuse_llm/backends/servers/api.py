@@ -1,4 +1,4 @@
-"""The common form of all servers' APIs: questions about distributions, and their answers."""
+"""What the APIs of all servers have in common: questions about distributions, and answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from adafuse_llm.backends.servers.connection import Connection
 
 WANTED_TOP: Final = 100
-"""Number of likeliest tokens to ask for. No strategy needs more by default."""
+"""Maximum number of likeliest tokens to ask for. No strategy needs more by default."""
 
 WORD_END: Final = r"([\t-\r\x1c-\x20](.|\n)*)?"
 """Regular expression for the text after a word: nothing, or ASCII whitespace and any text. Few
@@ -29,10 +29,10 @@ class Prompt:
         top: number of likeliest next tokens that the server lists; 0 for none.
         given: tokens whose log-probabilities the server returns.
         word_end: whether the server also returns `ends`.
-        listed: answer: log-probabilities of at least the `top` likeliest tokens, by token id.
-        logprobs: answer: log-probabilities of at least the tokens in `given`, by token id.
-        ends: answer: log-probabilities of at least the tokens in `given` and the likeliest one, if
-            only text may follow that fits `WORD_END`. Other tokens have minus infinity.
+        listed: the answer to `top`: log-probabilities of at least these tokens, by token id.
+        logprobs: the answer to `given`: log-probabilities of at least these tokens, by token id.
+        ends: the answer to `word_end`: log-probabilities if only text that fits `WORD_END` may
+            follow, of at least the tokens in `given`, minus infinity if unfit, and the likeliest.
     """
 
     ids: tuple[int, ...]
@@ -55,8 +55,8 @@ class ServerFacts:
         window: maximum number of tokens in a prompt to which the server can add a token.
         listed_limit: maximum number of likeliest tokens in an answer, at most `WANTED_TOP`.
         vocabulary_size, parameters: numbers of tokens and of weights; None if unknown.
-        limits_tokens: whether the server can answer with `Prompt.ends`.
-        drawn: token that llama-server draws in every call.
+        limits_tokens: False if the server never answers with `Prompt.ends`.
+        drawn: id of the token that llama-server draws in every call.
     """
 
     model: str
@@ -82,7 +82,7 @@ class ServerApi(ABC):
         """Ask the server, and set the answers in `prompts`."""
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
-        """Return a server's tokens of a text, without special ones; None if it has no such API."""
+        """Return a server's tokens of a text, without special ones; None if it cannot tokenize."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         answer = server.find("/tokenize", body)
         return None if answer is None else [int(token) for token in answer["tokens"]]

@@ -25,8 +25,8 @@ PROBE_TOLERANCE = 0.5
 log-probabilities can depend on other requests, and may differ by `PROBE_TOLERANCE` nats."""
 
 SAMPLED = 40
-"""Number of tokens that end a word, and as many that do not, with which the member checks that the
-server's regular expressions work."""
+"""Maximum number of tokens that end a word, and of those that do not, with which the member checks
+that the server's regular expressions work."""
 
 UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors that mean that an answer does not have the expected form."""
@@ -87,7 +87,7 @@ class ServerBackend(Backend):
         return self._server.problem
 
     def has_word_ends(self) -> bool:
-        # None: ask the server, also again after an error
+        # ask the server at the first call, and again after an error
         if self._tells_word_ends is None:
             self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
         return bool(self._tells_word_ends)
@@ -103,7 +103,7 @@ class ServerBackend(Backend):
         if self._losses < self._server.losses:  # the server may be another one
             probes.append(self._probe())
             self._ask(probes[-1:])
-        # compare with the distribution from the time when the member was loaded
+        # compare the answers to the probe with the first answer
         before = self._fingerprint
         for now in (probe.listed for probe in probes):
             shared = before.keys() & now.keys()
@@ -172,7 +172,7 @@ class ServerBackend(Backend):
             _prompt_of(query.tree, node.parent, prompts).logprobs[node.token]
             for node in query.score
         ]
-        # the server reads the prompt once, and a token for each distribution
+        # count the tokens: the server reads the prompt once, and one token for every distribution
         read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
         return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
 
@@ -186,7 +186,7 @@ class ServerBackend(Backend):
         return min(0.0, _total([total, *apart]))
 
     def _find_word_ends(self) -> bool | None:
-        """Return whether the server can tell ends of words; None after an error that may pass."""
+        """Return whether the server knows how likely words end; None if an error may pass."""
         # find the tokens that end a word, and those of them to ask for by their ids
         texts = self._vocabulary.token_texts
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}

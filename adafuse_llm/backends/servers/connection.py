@@ -25,10 +25,10 @@ PATIENCE_SECONDS: Final = 300.0
 """Seconds for which `post` repeats a call. A server needs minutes to load a large model."""
 
 FIRST_DELAY, LAST_DELAY = 0.1, 2.0
-"""Seconds between two attempts. They double from the first number to the last."""
+"""Seconds between two attempts. They double from the first delay to the last."""
 
 NOT_READY = (429, 502, 503, 504)
-"""Status codes of a server that is busy or loads, or of a proxy whose server does not answer."""
+"""Status codes of a server that is busy or not loaded, or of a proxy without its server."""
 
 MAX_REASON: Final = 300
 """Maximum number of characters of a server's message in an error."""
@@ -40,13 +40,13 @@ _TURNS: dict[str, threading.Lock] = {}
 class Connection:
     """The connections to one server, whose address has no ``/v1``. Any thread can use them.
 
-    Calls change nothing on the server, so `post` repeats a call until the server answers. If the
-    server refuses a call, methods raise a `MemberError`; without an answer, a
+    Calls change nothing on the server, so `post` repeats them until the server answers. If the
+    server refuses a call, methods raise a `MemberError`. If it does not answer, they raise a
     `MemberUnavailableError`.
 
     Attributes:
         losses: number of times that the server has stopped answering.
-        problem: why the last call had no answer; "" if it had one.
+        problem: why the last attempt of `post` had no answer; "" if it had one.
         turn: a lock that all members of this process on the same server share. A member holds it
             during an evaluation.
     """
@@ -92,7 +92,7 @@ class Connection:
         return None if answer.status_code in (404, 405, 501) else self._checked(answer)
 
     def post(self, path: str, body: Any) -> Any:
-        """Send a POST request, repeatedly until the server answers, and return the answer."""
+        """Send a POST request, if necessary for `PATIENCE_SECONDS`, and return the answer."""
         # a server that loads or restarts does not answer for a while
         until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():
@@ -152,7 +152,7 @@ class Connection:
 
 
 def _reason(answer: httpx.Response) -> str:
-    # servers put their messages at different places
+    # look for the message, for which servers use different entries
     try:
         reason = answer.json()
         if isinstance(reason, dict):

@@ -21,7 +21,7 @@ BIAS: Final = 40.0
 a float32, at most e^88."""
 
 DRAWN_TEXT: Final = " the"
-"""Text whose last token the server draws in every call. It is likely in most places."""
+"""Text whose last token the server draws in every call. This token is likely in most texts."""
 
 DRAWN_BIAS: Final = 75.0
 """Bias on the logit of the token to draw, which makes it likelier than tokens with `BIAS`. The
@@ -35,8 +35,7 @@ WHOLE: Final = 2**20
 
 PROBED: Final = 8
 BIAS_TOLERANCE: Final = 0.01
-"""Number of likeliest tokens whose log-probabilities a check of biases compares, and the maximum
-difference."""
+"""`_check_biases` asks for so many likeliest tokens, and accepts this difference in nats."""
 
 PATH: Final = "/completion"
 
@@ -88,7 +87,7 @@ class LlamaServerApi(ServerApi):
         for prompt, answer in zip(asking, *map(_ordered, biased), strict=True):
             chances = _after_biases(answer)
             prompt.logprobs = unbiased(chances, biases, prompt.listed) | prompt.listed
-        # ask again for given tokens that are too unlikely for this
+        # list all tokens for prompts with given tokens that are too unlikely even with a bias
         lacking = [prompt for prompt in asking if prompt.given - prompt.logprobs.keys()]
         if lacking:
             top = facts.vocabulary_size or WHOLE

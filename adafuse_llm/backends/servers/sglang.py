@@ -18,7 +18,7 @@ from adafuse_llm.backends.servers.connection import Connection
 
 
 class SglangApi(ServerApi):
-    """The API of SGLang. One call holds all prompts, each with its given tokens."""
+    """The API of SGLang. One call has all prompts, and the given tokens of every prompt."""
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         entry = chosen_model(server, model)
@@ -43,14 +43,14 @@ class SglangApi(ServerApi):
             "input_ids": [list(prompt.ids) for prompt in asked],
             "sampling_params": [plain] * len(prompts) + [ending] * len(limited),
             "return_logprob": True,
-            # only for the last token, because the prefix cache has no log-probabilities
+            # from the last token on, as SGLang cannot reuse its prefix cache for earlier ones
             "logprob_start_len": [len(prompt.ids) - 1 for prompt in asked],
             "top_logprobs_num": [prompt.top for prompt in prompts] + [0] * len(limited),
             "token_ids_logprob": [sorted(prompt.given) for prompt in asked],
             "return_text_in_logprobs": False,
         }
         answers = [answer["meta_info"] for answer in server.post("/generate", body)]
-        # the answers to the prompts come first, and then those to the limited ones
+        # read the answers: first those to all prompts, then those with the regular expression
         for prompt, answer in zip(prompts, answers, strict=False):
             if prompt.top:
                 prompt.listed = _logprobs(answer["output_top_logprobs"][0])

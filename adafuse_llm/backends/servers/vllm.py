@@ -34,7 +34,7 @@ class VllmApi(ServerApi):
     """The API of vLLM, whose members on one server take turns (`Connection.turn`).
 
     vLLM 0.32 returns wrong likeliest tokens if a batch also has requests for given tokens
-    (`logprob_token_ids`). So the calls for both run one after the other.
+    (`logprob_token_ids`). So calls for the former end before calls for the latter begin.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -68,7 +68,7 @@ class VllmApi(ServerApi):
                 if -math.inf in listed.values() or len(listed) < prompt.top:
                     raise server.error(MIXED)
                 prompt.listed = listed
-        # ask for given tokens. For ends of words, ask once more with a regular expression, by which
+        # ask for given tokens and, for ends of words, once more with a regular expression, by which
         # vLLM masks tokens before it computes log-probabilities
         calls: list[tuple[list[Prompt], dict[str, Any]]] = []
         for group, tokens in _groups(prompts):
@@ -76,7 +76,7 @@ class VllmApi(ServerApi):
             if limited := [prompt for prompt in group if prompt.word_end]:
                 regex = {"structured_outputs": {"regex": WORD_END}}
                 calls.append((limited, _giving(facts.model, limited, tokens) | regex))
-        # read the answers to both kinds of calls
+        # read the answers, with and without the regular expression
         answers = server.post_all(PATH, [body for _, body in calls])
         for (group, body), answer in zip(calls, answers, strict=True):
             for prompt, logprobs in zip(group, _distributions(answer), strict=True):
@@ -84,7 +84,7 @@ class VllmApi(ServerApi):
 
 
 def _listed_limit(server: Connection, model: str) -> int:
-    # the server reports its limit in an error
+    # if the server lists fewer tokens, its error names the limit
     try:
         server.post(PATH, {**_body(model, [Prompt((0,))]), "logprobs": WANTED_TOP})
     except MemberError as error:
