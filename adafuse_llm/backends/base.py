@@ -31,8 +31,8 @@ class Query:
         tree: the request's tree at this member.
         evaluate: nodes, in any order, after which the backend returns next-token distributions. It
             may have to evaluate their ancestors first.
-        score: nodes for whose tokens the backend returns log-probabilities, each given the tokens
-            before it. Their parents need not be in `evaluate`.
+        score: nodes whose tokens need log-probabilities, conditional on the tokens before them.
+            Their parents need not be in `evaluate`.
         top: number of likeliest tokens in every `Next` of the result, at least two.
         word_ends: whether every `Next` must have ``Next.word_end_logprob``.
     """

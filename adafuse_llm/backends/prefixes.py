@@ -1,10 +1,10 @@
 """Reuse what members have computed for another request that begins with the same tokens.
 
 When a request ends, its backend keeps what it computed for the committed tokens: key/value rows of
-transformers, or the cells of a sequence in llama.cpp. Of all finished and running requests, a new
-one reuses that which shares the most first tokens with its prompt, if they are at least
-`MIN_SHARED` (``QueryResult.reused``). It waits while another request reads tokens that it can
-reuse. A look-up compares the prompt with all sequences, of which there are tens to hundreds.
+transformers, or the cells of a sequence in llama.cpp. A new request reuses the longest beginning of
+its prompt that a finished or running request has, if that has at least `MIN_SHARED` tokens
+(``QueryResult.reused``). It waits while another request reads tokens that it can reuse. A look-up
+compares the prompt with all sequences, of which there are tens to hundreds.
 """
 
 from __future__ import annotations

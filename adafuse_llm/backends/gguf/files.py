@@ -17,14 +17,14 @@ from adafuse_llm.errors import LoadError, short_list
 SUFFIX: Final = ".gguf"
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
-"""Endings of the files of weights that transformers loads."""
+"""Endings of the weight files of transformers models."""
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
     """Return whether a member is a GGUF model, which llama.cpp loads.
 
     A folder or hub repository with ``config.json`` and `WEIGHTS` is a transformers model, unless
-    `file` is set. A repository that is not in the local cache is one if its name contains "gguf".
+    `file` is set. If a repository is not in the local cache, "gguf" in its name decides.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
@@ -48,7 +48,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 
 
 def stored_folder(source: str, revision: str | None = None) -> Path | None:
-    """Return the folder `source`, or that of a hub id in the local cache; None without either."""
+    """Return the folder `source`, or that of a hub id in the local cache; or None."""
     path = Path(source).expanduser()
     try:
         if path.is_dir():

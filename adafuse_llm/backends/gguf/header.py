@@ -1,8 +1,7 @@
 """Read facts about a model from the header of its GGUF file, without llama.cpp.
 
-``docs/gguf.md`` of https://github.com/ggml-org/ggml describes the format. For a
-vocabulary of 262,000 tokens, the package ``gguf`` takes 37 s. This module, which skips long arrays,
-takes 0.07 s.
+``docs/gguf.md`` of https://github.com/ggml-org/ggml describes the format. For a vocabulary of
+262,000 tokens, the package ``gguf`` takes 37 s. This module skips long arrays, and takes 0.07 s.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class GGUFFacts:
         cache_elements: how many numbers the keys and values of one token have, in all layers.
         parameters, weight_bytes: number of weights, and their size in bytes.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
-        entries: the entries of the first header. Arrays of texts and long ones lack their values.
+        entries: the entries of the first header. Of long or text arrays, only the length.
     """
 
     files: tuple[Path, ...]
@@ -87,7 +86,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
     """Read facts from the header of a GGUF file. For a split model, `path` is the first part.
 
     Raises:
-        LoadError: a file is missing, truncated, another part or not a usable GGUF file.
+        LoadError: a file is missing, truncated or no usable GGUF file, or `path` is another part.
         UnsupportedModelError: the model is not a causal language model.
     """
     # read the headers of all parts
@@ -256,7 +255,7 @@ class _Reader:
         return _Skipped(count)
 
     def tensor(self) -> tuple[int, int]:
-        # return the number of weights, and how many bytes after the start of all weights they begin
+        # return the tensor's number of weights, and their offset in bytes from the first weight
         self.string()  # the name
         weights = math.prod(self.scalars(UINT64, self.number(UINT32)))
         self.number(UINT32)  # the type

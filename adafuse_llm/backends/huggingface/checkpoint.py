@@ -57,7 +57,7 @@ def ignored_settings(model: Any) -> dict[str, Any]:
 
 
 def eos_ids(sources: Iterable[Any]) -> set[int]:
-    """Return all end-of-sequence ids that `sources`, configurations and tokenizers, set."""
+    """Return all end-of-sequence ids that are set in configurations and tokenizers."""
     values = [getattr(source, "eos_token_id", None) for source in sources]
     lists = [[value] if isinstance(value, int) else value or () for value in values]
     return {token for ids in lists for token in ids}

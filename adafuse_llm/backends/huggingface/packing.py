@@ -79,7 +79,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values, [1, k, T, d], with those of their requests; return the new."""
+        """Store new keys and values, [1, k, T, d], in the slabs of their requests. Return them."""
         device = key_states.device
         if device not in self._devices:
             self._devices[device] = [to_device(places, device) for _, places in self._slabs]

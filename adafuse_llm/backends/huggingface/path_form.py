@@ -14,7 +14,7 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class PathForm(RequestLogits):
-    """A request to a model whose layers may lack a row for each token, such as Mamba.
+    """A request to a model, such as Mamba, whose layers need not keep a row for each token.
 
     The request has one cache for the trunk (the committed tokens), and one for every tip (a node
     without evaluated children). The prompt takes one pass, and so does every later token.

@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class Slab:
-    """Buffers of slots with `capacity` rows. A request has one slot; a product spans several."""
+    """Buffers of slots with `capacity` rows. A request has one slot; a pass can use many."""
 
     def __init__(self, capacity: int, slots: int = 1) -> None:
         # orders the slabs in a pass, in the same way in every run

@@ -47,8 +47,8 @@ class LlamaState(RequestLogits):
     ) -> list[tuple[Entry, Node | None]]:
         """Return the tokens that must run to evaluate `nodes`, which `uncached` has returned.
 
-        A token comes with its node if that is in `keep`, where the root may be, too, and otherwise
-        with None. Every node may take a free sequence.
+        A token comes with its node if the node is in `keep`, and otherwise with None. `keep` may
+        contain the root. Every node may take a free sequence.
         """
         # find the children of every node
         children: dict[Node, list[Node]] = defaultdict(list)

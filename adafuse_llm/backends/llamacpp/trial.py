@@ -45,7 +45,7 @@ TOLERANCE: Final = 0.1
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Maximum bytes of a file that its content identifies. Others: path, size and time of change."""
+"""Maximum bytes of a file that its content identifies. Path, size and time identify others."""
 
 OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 """Exit codes of a child process: out of memory, and the lowest one of a crash on Windows."""
@@ -99,7 +99,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
         return f"loading it takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
     if 0 < code < WINDOWS_CRASH:
         raise OSError(f"exit code {code}: {cause}")
-    # name a crash
+    # name the signal or the exit code of a crash
     names = {-known.value: f"signal {known.name}" for known in signal.Signals}
     return (
         f"llama.cpp ({' '.join(find_library())}) ended a trial process by "

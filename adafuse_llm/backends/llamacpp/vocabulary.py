@@ -28,7 +28,7 @@ TEMPLATE_KEYS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-"""Header keys of the tokens that chat templates can read, by the variables of templates."""
+"""By variable of chat templates: the header key of the token that it stands for."""
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Header keys of the tokens that end a response."""
@@ -128,7 +128,7 @@ class LlamaTokenizer:
             return [_text(spelling(self._vocabulary, token)) for token in ids]
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the token ids by spelling. Of tokens with one spelling, the first one counts."""
+        """Return the token ids by spelling. Of tokens with equal spellings, the first counts."""
         spellings = self.convert_ids_to_tokens(range(len(self)))
         return {text: token for token, text in reversed([*enumerate(spellings)])}
 

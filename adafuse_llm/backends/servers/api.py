@@ -32,7 +32,8 @@ class Prompt:
         listed: the answer to `top`: log-probabilities of at least these tokens, by token id.
         logprobs: the answer to `given`: log-probabilities of at least these tokens, by token id.
         ends: the answer to `word_end`: log-probabilities if only text that fits `WORD_END` may
-            follow, of at least the tokens in `given`, minus infinity if unfit, and the likeliest.
+            follow. It has at least the tokens in `given` and the likeliest one; tokens that do not
+            fit have minus infinity.
     """
 
     ids: tuple[int, ...]

@@ -28,7 +28,7 @@ FIRST_DELAY, LAST_DELAY = 0.1, 2.0
 """Seconds between two attempts. They double from the first delay to the last."""
 
 NOT_READY = (429, 502, 503, 504)
-"""Status codes of a server that is busy or not loaded, or of a proxy without its server."""
+"""Status codes of a busy or loading server, or of a proxy whose server does not answer."""
 
 MAX_REASON: Final = 300
 """Maximum number of characters of a server's message in an error."""
@@ -92,7 +92,7 @@ class Connection:
         return None if answer.status_code in (404, 405, 501) else self._checked(answer)
 
     def post(self, path: str, body: Any) -> Any:
-        """Send a POST request, if necessary for `PATIENCE_SECONDS`, and return the answer."""
+        """Send a POST request until it is answered (`PATIENCE_SECONDS`). Return the answer."""
         # a server that loads or restarts does not answer for a while
         until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():
