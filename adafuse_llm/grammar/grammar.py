@@ -4,8 +4,8 @@ The library llguidance (extra ``grammar``) compiles a grammar and reads text byt
 `GrammarState` follows the text of a response, and `GrammarVocabulary` knows which tokens of a
 member may come next (`adafuse_llm.decoding.permits`).
 
-A member may write something before the response: spaces at the end of the prompt, or one space
-before a reply to messages. This is the *lead* of its grammar.
+Before the response, a member may write the last spaces of the prompt, or one space if it replies to
+messages. This is the *lead* of its grammar.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ MAX_FORCED = 1_000
 """Maximum number of bytes that `GrammarState.forced` returns."""
 
 MAX_GRAMMARS = 16
-"""Maximum number of compiled grammars to keep: for each member, and for texts."""
+"""Maximum number of compiled grammars that this module keeps, and that each vocabulary keeps."""
 
 OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
-"""Last line of every grammar, whose options overrule earlier ones. Members may write text that must
-come with any of their tokens."""
+"""Last line of every grammar. Its options overrule earlier ones. Where the grammar permits only one
+text, a member may still choose among the tokens that write it."""
 
 NEEDED_BYTES = (*b"\n", *range(0x20, 0x7F))
 """A member that has no token for one of these bytes could get stuck in any grammar."""
@@ -61,7 +61,7 @@ _SPACES = [chr(code) for code in range(0x3001) if chr(code).isspace()]
 
 
 class Grammar:
-    """A grammar that responses must fit: the rule ``start`` of `body`.
+    """A grammar that responses must fit: the rule ``start`` in the Lark grammar `body`.
 
     Attributes:
         option: the option of `AdaFuseConfig` that set it.
@@ -88,7 +88,7 @@ class Grammar:
             raise GrammarError(
                 "no text fits it. Every repetition and recursion must be able to end."
             )
-        # whitespace at the beginning of a reply is a part of it if the grammar allows whitespace
+        # whitespace at the beginning of a reply is a part of it if the grammar allows it there
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
@@ -118,7 +118,7 @@ class Grammar:
         return GrammarState(self._start)
 
     def lark(self, lead: str = NO_LEAD) -> str:
-        """Return the grammar of a lead and a response."""
+        """Return the whole grammar in Lark: for the `lead`, and then a response."""
         body = f"{self._body}\n{OPTIONS}\n"
         if not lead:
             return body
@@ -136,7 +136,7 @@ def _grammar(option: str, source: str) -> Grammar:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """Return the right-hand side of a Lark rule for JSON that fits a schema (`enforceable`)."""
+    """Return the right-hand side of a Lark rule for JSON of a schema. Errors: see `enforceable`."""
     return f"%json {json.dumps({**enforceable(schema), 'x-guidance': dict(COMPILE_OPTIONS)})}"
 
 
@@ -145,7 +145,7 @@ def _reason(error: str, option: str) -> str:
     line, column, message = match.groups() if match else ("", "", error)
     message = " ".join(message.split()).removeprefix("failed to compile JSON schema: ")
     message = message.rpartition(" error: ")[2]
-    # some errors need a remedy of their own; the others have that of the option
+    # some errors need a remedy of their own; the others get that of the option
     remedy = _REMEDIES[option]
     if message.startswith("Unsatisfiable"):
         remedy = "No value fits this part. Correct it."
@@ -159,7 +159,7 @@ def _reason(error: str, option: str) -> str:
 class GrammarState:
     """A response as its grammar reads it, byte by byte. Not thread-safe.
 
-    `begun` is the part of the grammar's text that precedes the response.
+    `begun` is text of the grammar that the chat templates have written before the response.
     """
 
     def __init__(self, state: Any, begun: str = "") -> None:
@@ -195,7 +195,7 @@ class GrammarState:
                 break
             forced += following
             state.consume_token(following[0])
-        # leave out a character or a word of which only the beginning must follow
+        # leave out the last character or word if the grammar forces only its beginning
         text = forced.decode(errors="ignore")
         if self.ends_after(text):  # the last word is whole, too
             return text
@@ -203,7 +203,7 @@ class GrammarState:
         return words[0] if words else ""
 
     def copy(self) -> GrammarState:
-        """Return an empty response with the same beginning."""
+        """Return an empty response after the same `begun`."""
         return GrammarState(self._first, self.begun)
 
     def begun_with(self, text: str) -> GrammarState:
@@ -213,10 +213,10 @@ class GrammarState:
 
 
 class GrammarVocabulary:
-    """The tokens of a member, as llguidance's `tokenizer` reads them. Any thread may use it.
+    """The tokens of a member, as llguidance's `tokenizer` reads them. Thread-safe.
 
     Raises:
-        GrammarError: the tokens cannot write every text.
+        GrammarError: the tokens lack one of the `NEEDED_BYTES`.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class GrammarVocabulary:
         self._tokenizer = tokenizer
         self._size = (max(tokenizer.vocab_size, len(texts)) + 7) // 8
         self._ends = _bits(end_ids)
-        # use the tokens that llguidance reads as the member's codec decodes them
+        # use only tokens that have the same text in llguidance and in the member's codec
         read = {
             token: self.read([token])
             for token, text in enumerate(texts[: tokenizer.vocab_size])
@@ -285,9 +285,9 @@ class GrammarVocabulary:
         return bytes(self._tokenizer.decode_bytes(list(tokens)))
 
     def mask(self, state: Any) -> Allowed | None:
-        """Return the tokens that may follow in a state of a matcher; None if there are none."""
+        """Return the tokens that may follow in a matcher's `state`; None if no token may."""
         bits = int.from_bytes(next_tokens(state, self.name), "little") & self._usable
-        # all tokens that end the response are one alternative
+        # all tokens that end the response count as one alternative
         may_end = not state.is_error() and bool(state.is_accepting())
         is_forced = bits & (bits - 1) == 0 and bool(bits) != may_end
         if may_end:
@@ -308,7 +308,7 @@ class Allowed:
 
     Attributes:
         mask: the tokens, in the format of ``Node.allowed``.
-        is_forced: whether there is one alternative: one token, or the end of the response.
+        is_forced: whether only one thing may follow: one token, or the end of the response.
     """
 
     mask: bytes

@@ -12,8 +12,8 @@ from adafuse_llm.errors import GrammarError, MissingDependencyError, install_com
 Encode = Callable[[bytes], list[int]]
 
 MAX_LEXER_STATES = 25_000
-"""Maximum number of states of a grammar's lexer, which arise while it reads. They take from 5 to 95
-MB."""
+"""Maximum number of states of a grammar's lexer. It adds them as it reads. So many states take from
+5 to 95 MB."""
 
 MAX_GRAMMAR_SIZE = 100_000
 """Maximum number of symbols in the rules of a grammar."""
@@ -72,13 +72,13 @@ def grammar_tokenizer(
 
 @functools.cache
 def byte_tokenizer() -> Any:
-    """Return a tokenizer whose tokens are the 256 bytes and an end."""
+    """Return a tokenizer whose tokens are the 256 bytes and an end of text."""
     tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
     return grammar_tokenizer(tokens, [256], [256], list)
 
 
 def compiled(tokenizer: Any, lark: str) -> Any:
-    """Return a matcher of a grammar in Lark. If this fails, its ``is_error()`` is true."""
+    """Compile a grammar in Lark into a matcher. If it is invalid, ``is_error()`` returns True."""
     library = llguidance()
     limits = library.LLParserLimits(
         max_lexer_states=MAX_LEXER_STATES,
@@ -89,14 +89,14 @@ def compiled(tokenizer: Any, lark: str) -> Any:
 
 
 def is_usable(matcher: Any) -> bool:
-    """Return whether the lexer of a matcher and of its copies is below its limit."""
+    """Return whether the lexer that a matcher shares with its copies is below its limit."""
     copy = matcher.deep_copy()
     copy.compute_bitmask()
     return not copy.is_error()
 
 
 def next_bytes(state: Any) -> bytes:
-    """Return the bytes that a matcher over bytes permits next. The errors are `next_tokens`'s."""
+    """Return the bytes that a matcher of `byte_tokenizer` permits. Errors: see `next_tokens`."""
     mask = int.from_bytes(next_tokens(state), "little")
     return bytes(byte for byte in range(256) if mask >> byte & 1)  # without the bit of the end
 
@@ -105,14 +105,14 @@ def next_tokens(state: Any, member: str | None = None) -> bytes:
     """Return the tokens that a matcher permits next, one bit per token. Empty if there are none.
 
     Raises:
-        GrammarError: the grammar exceeds a limit of llguidance for this `member`.
+        GrammarError: the grammar exceeds a limit of llguidance. The message names `member`.
     """
     mask = bytes(state.compute_bitmask())
     return b"" if _is_stuck(state, member) else mask
 
 
 def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any | None:
-    """Return a copy of a matcher after tokens; None if the grammar forbids them.
+    """Return a copy of a matcher that has read `tokens`; None if the grammar forbids them.
 
     `member` and the error are those of `next_tokens`.
     """
@@ -124,7 +124,7 @@ def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any |
 
 
 def _is_stuck(state: Any, member: str | None) -> bool:
-    # whether the grammar permits no more text
+    # whether the grammar permits no more text; a limit of llguidance raises an error
     if not state.is_error():
         return False
     if state.get_error().startswith("NoExtensionBias"):

@@ -2,8 +2,8 @@
 
 llguidance enforces most keywords of a schema, and refuses most others. `enforceable` refuses or
 narrows the rest. Its result can be narrower than the schema, but never wider. For example, times
-have no leap second, numbers are within 2**53 and have at most 9 decimals, and a list of values of
-an ``enum`` has at most as many items as there are values.
+have no leap second, numbers are within 2**53 and have at most 9 decimals, and an array of values of
+an ``enum`` has at most as many items as the ``enum`` has values, unless the schema sets a limit.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ _FORMATS: Mapping[str, str | None] = {
     **dict.fromkeys(("ipv4", "ipv6", "uuid"), ""),
     **dict.fromkeys(("binary", "password", "path")),
 }
-"""What each format needs besides the compiler's rule: days and seconds that exist, and limits for
-long parts, because a text cannot end inside a part. None stands for a format of any text."""
+"""Pattern that each format needs besides the compiler's rule: days and seconds that exist, and
+limits of long parts, inside which a text cannot end. None stands for a format of any text."""
 
 _CONTROLS = r"\x00-\x07\x0B\x0E-\x1F\x7F"  # characters that a response cannot contain
 _DOT = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
 _WRITTEN = {r"\s": r"[\s--\x85]", r"\S": r"[^\s\x{FEFF}]", "[^": rf"[^[{_CONTROLS}\x85\uFEFF]"}
-"""How to write parts of patterns so that they mean what they mean in JavaScript. A class ``[^...]``
+"""What replaces parts of patterns, so that the compiler reads them as JavaScript does. A ``[^...]``
 also excludes control characters. Otherwise, the compiler would let it match every escape."""
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = rf"\\(?:[dDwWsStnrf]|x(?![017]){_HEX}{{2}}|u(?!00[017]){_HEX}{{4}}|[ -/:;=?@\[-`{{-~])"
@@ -103,7 +103,7 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
         prepared: dict[str, Any] = _prepared(schema, (), parts)
     except RecursionError:
         _refuse((), "is nested too deeply", "Move inner schemas to '$defs' and use '$ref'.")
-    # "multipleOf" is not enforced where parts of a schema are combined
+    # the compiler does not enforce "multipleOf" where it combines parts of a schema
     is_joint = any(
         "allOf" in given or (_JOINED & out.keys() and out.keys() - _JOINED - _DEFINITIONS)
         for given, out in parts.values()
@@ -154,14 +154,14 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
         _add_bounds(schema, path, kept)
     if "string" in types:
         _add_patterns(schema, path, kept)
-    # The compiler reads keywords in turn. Those that belong together must not be interrupted.
+    # The compiler reads keywords in order. Those that belong together must be neighbors.
     out = dict(sorted(kept.items(), key=lambda item: item[0] in _FIXED + _COMBINED))
     parts[path] = schema, out
     return out
 
 
 def is_absent(keyword: str, value: Any) -> bool:
-    """Return whether a keyword has no effect. Some languages write null, or [] for an empty map."""
+    """Return whether a keyword is absent: some languages write null then, or [] for no entries."""
     return keyword != "const" and (value is None or (keyword in _MAPS and value == []))
 
 
@@ -192,7 +192,7 @@ def _check_constant(value: Any, path: Path) -> None:
 
 
 def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None:
-    # the compiler needs bounds of all numbers, and a limit of their decimals
+    # give numbers bounds and a limit of decimals, because the compiler needs both
     numbers = {key: Decimal(str(schema[key])) for key in _NUMBERS if key in schema}
     is_literal = "const" in schema or "enum" in schema
     if not numbers and (is_literal or "type" not in schema):
@@ -200,7 +200,7 @@ def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None
     exact = {k: n for k, n in numbers.items() if "exclusive" in k or n != n.to_integral_value()}
     digits = max((number.adjusted() + 1 for number in exact.values()), default=0)
     unit = Decimal(1).scaleb(-max(0, min(_DECIMALS, _DIGITS - digits)))
-    # The compiler divides floats exactly only by such fractions, not by 0.01, and only small ones.
+    # The compiler divides only small numbers exactly, and only by such a fraction, not by 0.01.
     fraction = Decimal("0.125")
     most = _MAX_INTEGER * (fraction if "multipleOf" in exact else 1)
     for keyword, number in numbers.items():
@@ -280,7 +280,7 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     def constants(name: str, option: dict[str, Any]) -> list[Any]:
         return _constants(option.get("properties", {}).get(name), parts)
 
-    # they are exclusive if their types or constants differ, or those of a required property
+    # schemas are exclusive if their types, their constants or those of a required property differ
     required = every[0].get("required", ())[:_FEW]
     names = [n for n in required if all(n in option.get("required", ()) for option in every)]
     ways = [kind, lambda option: _constants(option, parts)]
@@ -291,7 +291,7 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
 
 def _alternatives(schema: Any, parts: Parts, seen: set[int]) -> list[dict[str, Any]]:
     target = _target(schema, parts)
-    # a schema that is only a choice stands for its parts, unless it contains itself
+    # a schema that is only a choice stands for its alternatives, unless it contains itself
     is_nested = {"oneOf"} <= target.keys() <= {"oneOf", "discriminator", *_REFERENCE}
     if is_nested and id(target) not in seen:
         seen.add(id(target))

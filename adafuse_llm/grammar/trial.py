@@ -1,7 +1,7 @@
 """Try each new grammar in a child process, before it is compiled here.
 
-A hostile grammar can crash llguidance, keep it busy, or fill the memory. The child knows no member:
-its tokens are the 256 bytes. Limits of llguidance bound what a member's vocabulary adds.
+A hostile grammar can crash llguidance, keep it busy, or fill the memory. The child has no
+member's tokens, only the 256 bytes. Limits of llguidance bound what a member's tokens add.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_BYTES: Final = 128 * 2**20
 """Maximum memory of a trial."""
 
 STACK_BYTES: Final = 2**20
-"""Stack of a trial. llguidance reads grammars recursively, so deep ones crash it. Threads of this
-process have 2 MiB or more, so what a trial survives is harmless here."""
+"""Bytes of a trial's stack. llguidance reads grammars recursively, so deeply nested ones crash it.
+Threads of this process have 2 MiB or more, so a grammar that a trial survives is harmless here."""
 
 MAX_WAIT_SECONDS: Final = 30.0
-"""Maximum seconds that a trial waits for its place, and maximum seconds that it then takes."""
+"""Maximum seconds that a trial waits until it can start, and maximum seconds that it then takes."""
 
 MAX_TRIALS: Final = 8
 """Maximum number of trials at the same time."""
@@ -46,7 +46,7 @@ _has_started = threading.Event()
 
 @functools.lru_cache(MAX_HARMLESS)
 def try_grammar(lark: str) -> None:
-    """Try a grammar in a child process, or warn that none can be started.
+    """Try a grammar in a child process. If none can be started, log a warning.
 
     Raises:
         GrammarError: the grammar is harmful.
@@ -65,7 +65,7 @@ def try_grammar(lark: str) -> None:
     except subprocess.TimeoutExpired:
         raise busy from None
     except OSError as error:
-        # processes can be started here, so the machine lacks something now
+        # an earlier trial has started, so what the machine lacks now may come back
         if _has_started.is_set():
             raise QueueFullError(
                 f"the process that tries the grammar did not start ({error}). Try again later."
