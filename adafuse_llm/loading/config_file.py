@@ -110,7 +110,7 @@ class ConfigFile(AdaFuseConfig):
 
     @property
     def config(self) -> AdaFuseConfig:
-        """The options of the file as an `AdaFuseConfig`. Other options have their defaults."""
+        """The decoding options of the file. Options that it does not set have their defaults."""
         return AdaFuseConfig(**self.options)
 
     @property
@@ -142,7 +142,7 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
             f"configuration file {path} must contain names and values, such as 'max_words: 2'; "
             f"got {'an empty file' if values is None else type(values).__name__}"
         )
-    # refuse equal names, of which YAML would silently drop the first
+    # refuse a name that occurs twice, because YAML would silently drop its first value
     names = [name.value for name, _ in root.value]
     for name in names:
         if (count := names.count(name)) > 1:

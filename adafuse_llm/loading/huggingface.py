@@ -27,11 +27,11 @@ LFS_POINTER: Final = b"version https://git-lfs"
 """Start of the small file that a git clone has in place of a large one."""
 
 _loading = threading.Lock()
-"""While transformers loads, it changes torch's default dtype and initialization in all threads."""
+"""Held while transformers loads, which changes torch's default dtype and initialization for all."""
 
 
 def check_huggingface(spec: TransformersMember) -> None:
-    """Run the checks that need no weights. The errors are those of `load_members`."""
+    """Check settings and files without loading weights. The errors are those of `load_members`."""
     import torch
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -45,7 +45,7 @@ def check_huggingface(spec: TransformersMember) -> None:
             f"or 'float16'; got {short_repr(dtype)}"
         )
     _check_path(spec)
-    # check the kind of the model in the configuration
+    # read the model's configuration, and check the model's type
     try:
         config = AutoConfig.from_pretrained(spec.path, **_source(spec))
         adapter = find_adapter_config_file(spec.path, revision=spec.revision)

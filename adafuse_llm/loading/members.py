@@ -40,7 +40,7 @@ def load_members(
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> tuple[list[Backend], dict[str, float] | None]:
-    """Load members: check all options and files, then ask servers, and then load weights.
+    """Load members: check all settings and files, then connect to servers, and then load weights.
 
     `dtype`, `device_map`, `trust_remote_code` and `revision` are defaults for members whose kind
     has such a setting.
@@ -107,7 +107,7 @@ def _problems(backend: Backend) -> Iterator[str]:
         yield f"its chat template fails ({cause}). Mend or delete the template in the model's files"
     if not isinstance(backend, HuggingFaceBackend):
         return
-    # find tokens without a row; a special one does harm only in the chat template
+    # find tokens for which the model has no row; special ones matter only in the chat template
     rows, tokenizer = backend.vocabulary_size, backend.tokenizer
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     known = sorted((i, token) for token, i in tokenizer.get_vocab().items())

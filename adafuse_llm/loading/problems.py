@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 MAX_REASON = 300
-"""Maximum number of characters of another library's error message."""
+"""Maximum number of characters that `describe` keeps of an error's message."""
 
 OLLAMA_NAME = re.compile(r"[\w./-]+:[\w.-]+")
 """Matches names of models in Ollama, such as ``qwen3:8b``. Hub ids have no colon."""
 
 
 def not_a_hub_id(path: str) -> str | None:
-    """Return why a path that this machine lacks cannot be a hub id; None if it can."""
+    """Return why a path that does not exist here is no hub id either; None if it can be one."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -46,7 +46,7 @@ def reason_of(error: Exception) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and the beginning of the message of an error, in one line."""
+    """Return an error's type and the beginning of its message, in one line."""
     text = " ".join(str(error).split())
     end = "..." if len(text) > MAX_REASON else ""
     return f"{type(error).__name__}: {text[:MAX_REASON]}{end}"

@@ -1,4 +1,4 @@
-"""Load members that inference servers run."""
+"""Connect to members that inference servers run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = (
     ("/version", "version", "vllm"),
     ("/api/version", "version", "Ollama"),
 )
-"""Kinds of servers, each with a path and an entry that only its answer has."""
+"""A path, an entry that the answer has for only one kind of server, and this kind."""
 
 INSTEAD = "Load the files of its models as members instead"
 
@@ -133,7 +133,7 @@ def _load_vocabulary(spec: ServerMember, facts: ServerFacts) -> tuple[Any, froze
 def _read_configs(
     spec: ServerMember, source: str, tokenizer: Any
 ) -> tuple[frozenset[int], Any | None]:
-    """Return end ids and a config or None, and warn of settings that have no effect."""
+    """Return the ids that end a response, and the config or None. Warn of ignored settings."""
     from transformers import AutoConfig, GenerationConfig
 
     from adafuse_llm.backends.huggingface.checkpoint import (

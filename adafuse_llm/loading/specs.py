@@ -28,7 +28,7 @@ else:  # pydantic would need torch to resolve the type
     Dtype = Any
 
 GGUF_ENDING = re.compile(r"(?<=.)(-00001-of-\d{5})?\.gguf$", re.IGNORECASE)
-"""Matches the end of a file name, which names of members leave out."""
+"""Matches the end of a GGUF file's name, which the name of its member lacks."""
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 
@@ -51,7 +51,7 @@ class _Member(Options):
     """Name in results. Default: the last part of the path, with as many parts before it as a unique
     name needs."""
     weight: float = Field(default=1.0, ge=0, le=MAX_WEIGHT)
-    """Weight w of the member in the fused score."""
+    """Weight where scores or probabilities are fused (`AdaFuseConfig.weights`)."""
     revision: str | None = None
     """Revision of a hub model, or of a tokenizer on the hub."""
 
@@ -82,7 +82,7 @@ class _Files(_Member):
     """The settings of a member that this process loads from files."""
 
     path: str = Field(min_length=1, max_length=4096, kw_only=False)
-    """Folder, hub id or GGUF file. A folder or hub id can also contain GGUF files."""
+    """Folder, hub id or GGUF file. A folder or hub repository can also contain GGUF files."""
     prefix_cache_bytes: int | None = Field(default=None, ge=0)
     """Maximum bytes of the keys and values that the member keeps from finished requests, for
     later requests that begin with the same tokens. Default: 256 MiB."""
@@ -95,7 +95,7 @@ class _Files(_Member):
 
 
 class TransformersMember(_Files):
-    """A transformers model. A setting of None becomes the argument of the loading call."""
+    """A transformers model. If a setting is None, the argument of the loading call counts."""
 
     dtype: Dtype | None = None
     """Dtype of the weights, such as "bfloat16" or "auto"."""
@@ -118,7 +118,7 @@ class GGUFMember(_Files):
     """GGUF file in the folder or hub repository, as a name or a pattern such as `*Q4_K_M.gguf`.
     Required if there are several."""
     context: int | None = Field(default=None, ge=1)
-    """Number of tokens that the cache holds, for all requests together."""
+    """Tokens that the cache holds for all requests together. Default: by free memory."""
     threads: int | None = Field(default=None, ge=1)
     """Number of CPU threads. Default: all physical cores."""
     gpu_layers: int | None = Field(default=None, ge=0)
@@ -128,7 +128,7 @@ class GGUFMember(_Files):
     cache_type: CacheType | None = None
     """Type of the keys and values in the cache. Default: f16."""
     repeatable: bool | None = None
-    """Whether the numbers for a token depend only on the tokens before it, and not on other
+    """Whether a token's probability depends only on the tokens before it, and not on other
     requests, drafts or reused prefixes. It needs flash attention, and all layers on the CPU."""
     end_tokens: tuple[str, ...] | None = None
     """Spellings of tokens that end a response, besides those that the file names."""
@@ -148,7 +148,7 @@ class ServerMember(_Member):
     """Kind of the server. Default: detected."""
     tokenizer: str | None = Field(default=None, min_length=1)
     """Folder or hub id of the tokenizer, or the GGUF file of a model on llama-server. Default:
-    that of the loaded model."""
+    that of the server's model."""
     api_key_env: str | None = None
     """Name of the environment variable with the key for the server."""
 
@@ -188,7 +188,7 @@ SETTINGS = tuple(dict.fromkeys(name for kind in get_args(MemberSpec) for name in
 
 
 def as_specs(members: object, revision: str | None = None) -> tuple[MemberSpec, ...]:
-    """Return the descriptions of all members in a list, which must not be empty (`as_spec`)."""
+    """Return the description (`as_spec`) of each member in a list, which must not be empty."""
     if isinstance(members, (str, Mapping)) or not isinstance(members, Iterable):
         raise InvalidInputError(
             f"members must be a list; got {short_repr(members)}. Pass members=[...] with a folder, "
@@ -238,7 +238,7 @@ def as_spec(
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """Return a unique name for each member: its own one, or the end of its path.
+    """Return a unique name for each member: the `name` in its settings, or the end of its path.
 
     Raises:
         InvalidInputError: two explicit names are the same.
