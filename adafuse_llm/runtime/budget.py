@@ -13,7 +13,7 @@ Needs = Mapping[str, int]
 
 
 class CacheBudget:
-    """Limits the bytes of key/value cache on each device. Default: half of the free memory."""
+    """Limits the bytes of key/value cache on each device. Without `limit`: half of what is free."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
@@ -32,9 +32,9 @@ class CacheBudget:
         Args:
             members: the members that decode.
             limit: maximum number of new tokens.
-            spare: maximum number of tokens that a tree holds in addition to the committed ones.
+            spare: maximum number of uncommitted tokens that a tree holds.
             running: the needs of the requests that run.
-            least: if memory is short, `limit` is halved, but not below this. None: it stays.
+            least: lower bound of `limit`, which is halved while memory is short. None: it stays.
         """
         # the bytes of each member, for its longest sequence
         needs: Counter[str] = Counter()
@@ -51,8 +51,8 @@ class CacheBudget:
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
-                # Half of the memory that no request holds. Running requests already hold an unknown
-                # part of what they reserve, so the earlier limit stays if it is possible.
+                # Half of the memory that no request holds. Running requests already hold nothing
+                # or up to all that they reserve. The earlier limit stays between these bounds.
                 free = backend.free_bytes()
                 reserved = sum(each.get(place, 0) for each in running)
                 lowest, most = free // 2, (free + reserved) // 2

@@ -30,7 +30,7 @@ class Job:
         timeout: seconds after which the job fails, counted from `begin`.
         deliver: receives the events, from `begin` on.
         abandoned: whether the caller no longer waits for the result.
-        unanswered: the members whose answers the job waits for, one per query.
+        unanswered: the member of each query that has no answer yet.
     """
 
     members: Sequence[MemberState]

@@ -9,12 +9,12 @@ all later jobs wait behind one that needs much memory.
 
 Each lane (`Backend.lane`) has its own thread, so only one thread ever uses a model. Transformers
 members on the same device share a lane, because they share the threads of torch. A lane that is
-free evaluates the oldest query that waits for it, together with all others to the same member. So
-jobs that are out of step soon share passes.
+free evaluates the oldest query that waits for it, together with all others that wait for the same
+member. So jobs that are out of step soon share passes.
 
 A member reads a long prompt in pieces (`Backend.read_piece`). Before each further piece,
-`READ_PATIENCE` evaluations of jobs that write go first, also those of other members on the same
-device.
+`READ_PATIENCE` evaluations for jobs that already write go first. Evaluations of other members on
+the same device count, too.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs that
 are cancelled or late, and serves the other lanes.
@@ -51,21 +51,21 @@ from adafuse_llm.runtime.job import Job
 logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 30.0
-"""Seconds that the interpreter waits at exit for a forward pass to finish."""
+"""Maximum seconds that the interpreter waits at exit for a forward pass to finish."""
 
 READ_PATIENCE = 4
-"""Number of evaluations between two pieces of a prompt, so that most rounds wait for one piece."""
+"""Number of evaluations between two pieces of a prompt. Most rounds then wait for one piece."""
 
 LOOK_SECONDS = 0.1
-"""Maximum seconds until the coordinator notices that a job is cancelled or late. It must look at
-every job, which takes 4 ms for 8,000 waiting jobs."""
+"""Maximum seconds until the coordinator notices that a job is cancelled or late. A look at
+8,000 waiting jobs takes 4 ms."""
 
 Work = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingQuery:
-    """A query of a job that waits for its lane."""
+    """A job's query that waits until the lane of its member evaluates it."""
 
     job: Job
     asked: MemberQuery
@@ -76,7 +76,7 @@ class _Lane(threading.Thread):
     """The queries that wait for one lane, oldest first, and the thread that evaluates them.
 
     Attributes:
-        beside: the lanes that compute on the same device, with this one.
+        beside: the lanes that compute on the same device, including this one.
         batch: the queries that are being evaluated.
         passes: number of evaluations in the lanes `beside` since this lane read a piece of a
             prompt. Those that only read prompts do not count.
@@ -92,7 +92,7 @@ class _Lane(threading.Thread):
         self.work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def next_batch(self) -> list[PendingQuery]:
-        """Take the oldest query that the lane can evaluate now, and all others to its member."""
+        """Take the oldest query that the lane can evaluate now, and all such ones to its member."""
         # a piece of a prompt waits for some evaluations of the jobs that write
         pending = [query for lane in self.beside for query in (*lane.waiting, *lane.batch)]
         reading = {query.job for query in pending if query.is_reading}
@@ -117,7 +117,7 @@ _started: weakref.WeakSet[_Coordinator] = weakref.WeakSet()
 
 
 def _end_all_threads() -> None:
-    # a thread that is inside a model's library when the interpreter ends aborts the process
+    # if a thread is still inside a model's library when the interpreter ends, the process aborts
     running = [coordinator for coordinator in list(_started) if coordinator.is_alive()]
     for coordinator in running:
         coordinator.stop()
@@ -126,10 +126,10 @@ def _end_all_threads() -> None:
 
 
 class Scheduler:
-    """Runs jobs on threads, which end when it is closed or nothing refers to it any more.
+    """Runs jobs on threads. They end when the scheduler is closed, or nothing refers to it.
 
     Attributes:
-        work: each member's forward passes, and tokens in them, for the jobs that have ended.
+        work: by member, the numbers of forward passes and of their tokens for jobs that have ended.
     """
 
     def __init__(self, backends: Sequence[Backend], runtime: RuntimeConfig) -> None:
@@ -167,7 +167,7 @@ class Scheduler:
         return self._budget.use(self._coordinator.needs)
 
     def check_accepts(self) -> None:
-        """Raise an error if the scheduler accepts no jobs now."""
+        """Raise an EngineClosedError or a QueueFullError if the scheduler accepts no jobs now."""
         if self.closed:
             raise EngineClosedError("this engine is closed; create a new one")
         limit, most = self._runtime.max_waiting, self._runtime.max_requests
@@ -188,7 +188,7 @@ class Scheduler:
             job.begin(partial(deliver, index))
         with self._lock:
             self.check_accepts()
-            # a thread cannot start twice, and a forked child has no threads
+            # start anew: a thread cannot start twice, and a forked child has no threads
             if not self._coordinator.is_alive():
                 self._coordinator = self._new_coordinator()
                 self._coordinator.start()
@@ -213,9 +213,9 @@ class Scheduler:
 class _Coordinator(threading.Thread):
     """The thread that runs jobs: at most `most` at a time, as far as they fit the `budget`.
 
-    Only this thread changes its jobs and lanes. Others put work for it into its `inbox`, and add to
-    `unfinished`, the jobs that have not ended. It has no reference to its scheduler, so an engine
-    that nobody uses is freed with its members.
+    Only this thread changes its jobs and lanes. Other threads put work for it into `inbox`, and new
+    jobs into `unfinished`. The coordinator has no reference to its scheduler, so an engine that
+    nobody uses is freed with its members.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class _Coordinator(threading.Thread):
             raise
         _started.add(self)
         atexit.unregister(_end_all_threads)
-        # Python first runs the function that was registered last, so before libraries free models
+        # register as the last function, which Python runs first: before libraries free their models
         atexit.register(_end_all_threads)
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -302,7 +302,7 @@ class _Coordinator(threading.Thread):
             lane.join()
 
     def _empty_inbox(self) -> None:
-        # the wait is short while there are jobs, which can be cancelled
+        # wait only briefly while there are jobs, because they can be cancelled
         timeout = LOOK_SECONDS if self.unfinished else None
         try:
             work = self.inbox.get(timeout=timeout)
@@ -328,7 +328,7 @@ class _Coordinator(threading.Thread):
             self._resume(job)
 
     def _evaluate(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
-        # on the lane's thread
+        # runs on the lane's thread
         outcomes: Sequence[Outcome] | BaseException
         try:
             outcomes = _evaluate_batch(batch)
@@ -375,7 +375,7 @@ class _Coordinator(threading.Thread):
         job.steps.close()
         for lane in self._lanes.values():
             lane.waiting = [query for query in lane.waiting if query.job is not job]
-        # every lane frees memory before it evaluates queries of later jobs
+        # every lane frees the job's memory before it evaluates queries of later jobs
         for member in job.members:
             self._lane_of[member.name].work.put(partial(_release, member, self._work))
         if error is not None:
@@ -400,7 +400,7 @@ Outcome = AdaFuseError | Literal["answered", "reading"]
 
 
 def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
-    # read a piece of each prompt, and evaluate the queries whose prompts have no rest
+    # read a piece of each prompt, and evaluate the queries whose prompts are now read
     backend = batch[0].asked.member.backend
     failure: BaseException
     try:
@@ -416,10 +416,10 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
         failure = error
     if isinstance(failure, MemberUnavailableError):
         return [failure] * len(batch)
-    # every query alone, so that only the faulty ones fail
+    # try every query alone, so that only the faulty ones fail
     if len(batch) > 1:
         return [_evaluate_batch([pending])[0] for pending in batch]
-    # the drafts of a query may be to blame
+    # try the query without its drafts, which may be to blame
     asked = batch[0].asked
     if asked.without_drafts is not None:
         undrafted = MemberQuery(asked.member, asked.without_drafts)
