@@ -27,7 +27,7 @@ class AdaFuse(Strategy):
     NLL is the mean in nats per token (equation 4). One member alone writes its own greedy text,
     unless `branching_factor` is set.
 
-    Cost: a member processes all proposals. A unanimous round costs it about one pass per token.
+    Cost: every member reads all proposals. A unanimous round takes it about one pass per token.
 
     A subclass may replace `scorer` and `rule`.
     """
@@ -36,7 +36,7 @@ class AdaFuse(Strategy):
     options = OF_WORDS | {"margin_threshold", "max_words", "branching_factor", "weights"}
 
     def scorer(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> Candidate:
-        """Return a candidate with its score."""
+        """Return the result for a candidate, with its score."""
         return score(candidate, members)
 
     def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:
@@ -86,9 +86,9 @@ class Single(AdaFuse):
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:
     """Return the largest number of uncommitted tokens in a member's tree.
 
-    Most words are shorter than `max_word_tokens`. This leaves room for nodes of earlier rounds, and
-    for members that need more tokens for the words than their writers.
+    It counts `max_word_tokens` for every word. Most words are shorter, which leaves room for nodes
+    of earlier rounds, and for members that need more tokens for a word than its writer.
     """
-    # a member proposes M - 1 confident words, which its branches share, and B alternatives
+    # a member proposes M - 1 confident words, and B alternatives that all continue them
     words = config.max_words - 1 + config.branches
     return members * words * config.max_word_tokens

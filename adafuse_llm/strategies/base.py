@@ -20,7 +20,7 @@ from adafuse_llm.errors import InvalidOptionError, short_repr
 class StrategyContext:
     """One request, as a strategy receives it: its members with their prompts, and its options.
 
-    `drafts` adds drafts to the passes of these members, or none if drafting is off.
+    `drafts` adds drafts to the passes of these members. If drafting is off, it adds none.
     """
 
     members: Sequence[MemberState]
@@ -32,7 +32,7 @@ class Strategy(ABC):
     """Chooses the next text of a response. A subclass has `name`, `options` and `begin`.
 
     A strategy is immutable, and all requests share it. The candidate with the lowest score wins a
-    round, and of equal scores the first. A subclass documents its ``score`` and its ``nll``.
+    round, and of equal ones the first. A subclass documents what its ``score`` and ``nll`` mean.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Strategy(ABC):
         return
 
     def weights(self, members: Sequence[Backend]) -> Sequence[float]:
-        """Return the weights of the members that decode, if the option ``weights`` is not set."""
+        """Return the weights that these members have if the option ``weights`` is not set."""
         return [1.0] * len(members)
 
     def top(self, config: AdaFuseConfig) -> int:
-        """Return the number of likeliest next tokens that the strategy needs, at least two."""
+        """Return how many of the likeliest next tokens the strategy needs, at least two."""
         return 2
 
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:

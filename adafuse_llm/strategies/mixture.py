@@ -36,9 +36,9 @@ class Mixture(Strategy):
     P_k is the member's probability of the word's tokens, times the probability that the word ends
     after them: before a token that begins with whitespace, or at the end of the response. With
     their ends, different words exclude each other, so their probabilities can be compared however
-    many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561). No end counts if
-    the word ends the response, ends in whitespace or in a script without spaces, has
-    `max_word_tokens` tokens, or fills the context window.
+    many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561). P_k leaves out the
+    end of a word that ends the response, ends in whitespace, has letters of a script without
+    spaces, has `max_word_tokens` tokens, or fills the context window.
 
     The weights w_k are those of the option `weights`, divided by their sum. By default, they are
     proportional to the members' numbers of parameters, or equal if a number is not known. A member
@@ -51,17 +51,17 @@ class Mixture(Strategy):
     weight. As soon as the pooled probability of the word is above one half, the word wins, because
     no other word can have more. Such a round has one candidate, with the NLL of the members that
     have read it, and a score as if the others gave it a probability of 0. If no word wins like
-    this, all members propose. They also do for the first word of a reply to messages, and for
-    spaces at the end of a prompt.
+    this, all members propose. They also propose the first word of a reply to messages, and the
+    first word after a prompt that ends in spaces.
 
     Cost: one pass per token for the member with the highest weight. Others read only the words that
     it cannot decide alone.
 
     At a `temperature` above 0, each round draws a member, with a probability proportional to its
     weight, and this member draws the word. So words come from the weighted mean of the
-    distributions. If the last word of another member has an end, the drawn word must follow this
-    end. The round has one candidate, whose score and NLL are -log P_k of the drawn member. Cost:
-    one pass per token, and one more when another member goes on.
+    distributions. If another member drew the last word, and this word has an end, the new word
+    must begin after it. The round has one candidate, whose score and NLL are -log P_k of the drawn
+    member. Cost: one pass per token, and one more when another member goes on.
     """
 
     name = "mixture"
@@ -99,7 +99,7 @@ class Mixture(Strategy):
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
-    # by default without alternatives
+    # one word in a round, and by default without alternatives
     return config.override({"max_words": 1, "branching_factor": config.branching_factor or 1})
 
 
@@ -127,7 +127,7 @@ class _Rounds:
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
         total = math.fsum(member.weight for member in members)
-        # the others read its word until the mean is above one half
+        # the others read its word until the pooled probability is above one half
         logprobs: list[float] = []
         pooled = 0.0
         for member in members:
@@ -157,7 +157,7 @@ class _Rounds:
         ]
         if not known:
             return to_result(candidate, members, nll, None)
-        # relative to the highest, because probabilities may be too small for a float
+        # sum relative to the highest, because probabilities may be too small for a float
         highest = max(logprob for _, logprob in known)
         total = math.fsum(weight * math.exp(logprob - highest) for weight, logprob in known)
         mean = total / math.fsum(member.weight for member in members)
@@ -176,7 +176,7 @@ class _Rounds:
         return word + word_end
 
     def _has_end(self, candidate: PoolCandidate) -> bool:
-        # a limit may have cut the word
+        # a word that a limit may have cut has no end
         writer = candidate.proposers[0]
         tokens = len(candidate.path(writer))
         is_cut = tokens >= self._config.max_word_tokens or writer.is_full(candidate.nodes[writer])

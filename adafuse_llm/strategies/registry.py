@@ -17,7 +17,7 @@ AUTO: Final = "auto"
 """Name with which `choose_strategy` chooses the strategy. It is the default."""
 
 UNEVEN: Final = 2.0
-"""Members are uneven if the largest has this many times the parameters of the smallest."""
+"""Members are uneven if the largest has at least this many times the smallest's parameters."""
 
 NAMED: Mapping[str, Callable[[], Strategy]] = {
     "adafuse": AdaFuse,
@@ -30,7 +30,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 def find_strategy(
     strategy: Strategy | str, members: Sequence[Backend] = (), config: AdaFuseConfig | None = None
 ) -> Strategy:
-    """Return the strategy with a name, or a `Strategy` object as it is.
+    """Return the strategy with this name. A `Strategy` object stays as it is.
 
     With ``auto``, `choose_strategy` chooses. A name such as ``package.module:object`` imports a
     strategy, or a class or function that returns one.
@@ -76,9 +76,9 @@ def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strate
     """Return the strategy that suits the members: `Mixture` if they are uneven, else `AdaFuse`.
 
     `AdaFuse` gives all members the same say, so a member that is much smaller makes the response
-    worse where it cannot do the task. `Mixture` weighs members by their size. It is not chosen if a
-    size is not known, if a member cannot take part in it, or if `config` sets an option that it
-    does not use.
+    worse where it cannot do the task. `Mixture` weighs members by their size. The choice is still
+    `AdaFuse` if a size is not known, a member cannot take part in a `Mixture`, or `config` sets an
+    option that `Mixture` does not use.
     """
     mixture = Mixture()
     sizes = mixture.weights(members)  # all equal if one is not known
