@@ -29,14 +29,14 @@ from adafuse_llm.text.templates import Messages, ReplyStart, TemplateFacts, rend
 from adafuse_llm.text.words import REPLACEMENT, added, same_start
 
 CONTEXT = "a b"
-"""Text before the text with which `change_of` checks a tokenizer."""
+"""Context that `change_of` puts before the text it checks."""
 
 SHOWN = 24
 """Maximum number of characters of each text that `difference` shows."""
 
 CONTEXT_TOKENS = 8
 """Number of context tokens that a codec decodes together with a continuation. If they begin inside
-a character, it decodes more of them."""
+a character, the codec also decodes earlier ones."""
 
 CACHED_CONTEXTS = 1_024
 """Number of contexts whose texts a codec caches."""
@@ -52,7 +52,7 @@ _END = "\U0010fffd"
 _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 """Matches a text without the whitespace at its ends, which templates may strip."""
 _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*)?\Z")
-"""Matches reasoning without any text at the end of a prompt, open or closed."""
+"""Matches empty reasoning, open or closed, at the end of a prompt."""
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
 """Methods of transformers that a codec bypasses, because for short texts they take several times as
 long as the tokenizer itself."""
@@ -60,7 +60,7 @@ AT_START = ReplyStart()
 
 
 class TextCodec(ABC):
-    """Converts text to one member's tokens, and back. Thread-safe, without state of requests.
+    """Converts text to one member's tokens, and back. It is thread-safe, and stores no requests.
 
     A codec without a chat template needs only the three abstract methods.
 
@@ -134,7 +134,7 @@ def cached(method: Callable[..., Any], size: int) -> Callable[..., Any]:
 class TokenizerCodec(TextCodec):
     """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
-    It also accepts any other object that has the methods and attributes that it uses.
+    In place of the tokenizer, any object will do that has the methods and attributes used here.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -155,7 +155,7 @@ class TokenizerCodec(TextCodec):
             if str(t).strip() and str(t) in str(template or "")
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
-        # the special tokens that a prompt has before its text; it has none behind the text
+        # take the special tokens before a prompt's text, and leave out those behind it
         text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
         starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
         self._before = whole[: next(starts, 0)]
@@ -205,15 +205,15 @@ class TokenizerCodec(TextCodec):
         return marks.sub("", opening) if mark else ""
 
     def _encode_begun(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
-        # the template renders a mark in place of the last message, so that the member reads this
-        # text unchanged, whatever the template does to texts or writes behind them
+        # the template renders a mark in place of the last message, so that the member reads the
+        # message unchanged, whatever the template does to texts or writes behind them
         text, mark = conversation.begun, ""
         with suppress(InvalidInputError):  # the template may require another role at the end
             rendered, marks = self._rendered(conversation.with_last(_END), variables)
             head, mark, _ = rendered.rpartition(_END)
         if not mark:
             head, marks = self._rendered(conversation.before_reply(), variables)
-        # leave out reasoning that the template opens, or empty reasoning before a text with its own
+        # leave out reasoning that the template opens, and empty reasoning if the text has its own
         thought = _NO_THOUGHT.search(head)
         if thought and (not thought["closed"] or text.lstrip().startswith(REASONING_OPENS)):
             head = head[: thought.start()]
@@ -231,13 +231,13 @@ class TokenizerCodec(TextCodec):
         """
         texts = [vars(conversation), list(map(vars, conversation.tools)), variables]
         whole = json.dumps(texts, ensure_ascii=False, default=str)
-        # the marks are two characters that occur nowhere
+        # the marks are two characters that the conversation does not have
         unused = (character for character in map(chr, _MARKS) if character not in whole)
         start, end = next(unused), next(unused)
 
         @functools.cache
         def mark(text: str) -> str:
-            # mark a whole text if other parts of it become control tokens
+            # mark the whole text if what is between spelled tokens would become control tokens, too
             others = filter(None, control.pattern.split(text))
             safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
             return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
@@ -337,7 +337,7 @@ class TokenizerCodec(TextCodec):
         return added(before, self._decode([*last, *tokens]))
 
     def token_texts(self) -> list[str]:
-        """Return the text of each token in the middle of a text, by token id.
+        """Return, by token id, the text that each token adds in the middle of a text.
 
         U+FFFD stands for an incomplete character.
         """
@@ -349,7 +349,7 @@ class TokenizerCodec(TextCodec):
         ]
 
     def _encode_template(self, text: str, *, is_first: bool = True) -> list[int]:
-        # only the first part of a conversation is the start of a text
+        # put an anchor before all parts but the first, because they do not start a text
         for anchor, before in () if is_first else self._anchors[1:]:
             whole = self._encode(anchor + text, as_text=False)
             if whole[: len(before)] == before:
@@ -429,25 +429,25 @@ class _ControlTokens:
 
     def split(self, text: str, tokens: Sequence[int]) -> list[str]:
         """Split a text, given its `tokens`, into parts that become no control tokens."""
-        # every spelling is split after its first character
+        # split every spelling after its first character
         cuts = [0]
         while match := self.pattern.search(text, cuts[-1]):
             cuts.append(match.start() + 1)
-        # a tokenizer that normalizes text makes control tokens of other text, too
+        # halve other text that becomes a control token, because the tokenizer normalizes it
         if len(cuts) == 1 and len(text) > 1 and not self.ids.isdisjoint(tokens):
             cuts.append(len(text) // 2)
         return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]
 
 
 def change_of(codec: TextCodec, text: str) -> str | None:
-    """Describe what a tokenizer changes in a text behind other text. None: it changes nothing."""
+    """Describe how a tokenizer changes a text that follows other text; None if it does not."""
     context = codec.encode_prompt(CONTEXT)
     tokens, is_exact = codec.encode_continuation(context, text)
     return None if is_exact else difference(text, codec.decode_continuation(context, tokens))
 
 
 def difference(text: str, read: str) -> str:
-    """Describe in ASCII how `read` differs from `text`. Their equal ends are left out."""
+    """Describe in ASCII how `read` differs from `text`, without what is equal at both ends."""
     before = same_start(text, read)
     text, read = text[before:], read[before:]
     after = same_start(text[::-1], read[::-1])

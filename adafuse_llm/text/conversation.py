@@ -99,7 +99,7 @@ class Message(TypedDict):
     Attributes:
         role: one of `ROLES`.
         content: text.
-        tool_calls: at least one call of an assistant.
+        tool_calls: an assistant's calls, at least one.
         tool_call_id: the id of the call that a tool answers.
         reasoning_content: an assistant's reasoning before the content, for chat templates that read
             it.
@@ -158,7 +158,7 @@ class Conversation:
         return self.messages[-1]["content"] if self.continues else ""
 
     def continued(self) -> Conversation:
-        """Return the conversation for a reply that continues its last message.
+        """Return this conversation for a reply that continues its last message.
 
         If this message has only reasoning, the reply continues the reasoning.
 
@@ -185,7 +185,7 @@ class Conversation:
         return replace(self, messages=self.messages[:-1] or (nothing,), continues=False)
 
     def with_last(self, content: str) -> Conversation:
-        """Return the conversation with another content of the last message."""
+        """Return the conversation with other content in its last message."""
         last: Message = {**self.messages[-1], "content": content}
         return replace(self, messages=(*self.messages[:-1], last))
 
@@ -200,7 +200,7 @@ class Conversation:
 
     @property
     def characters(self) -> int:
-        """About the number of characters that members read."""
+        """Approximate number of characters that members read."""
         return len(to_json([self.messages, [*map(vars, self.tools)], self.instructions]))
 
     def with_system(self, *texts: str) -> Conversation:
@@ -215,7 +215,7 @@ class Conversation:
         return replace(self, messages=(system, *self.messages[has_system:]), instructions="")
 
     def flat(self) -> list[Message]:
-        """Return messages that every chat template accepts: calls and results are text in them.
+        """Return messages in which calls and results are text, for templates that read no tools.
 
         The first system message describes the tools.
         """
@@ -376,7 +376,7 @@ def check_content(content: Any, what: str, role: str = "") -> str:
 
 
 def function_of(tool: Any) -> Mapping[str, Any]:
-    """Return the mapping that has the name of a tool or call. OpenAI's form nests it, ours not."""
+    """Return the mapping with a tool's or call's name. OpenAI's form nests it in ``function``."""
     mapping: Mapping[str, Any] = tool if isinstance(tool, Mapping) else {}
     function = mapping.get("function")
     return function if isinstance(function, Mapping) else mapping
@@ -414,7 +414,7 @@ def check_results(messages: Iterable[Message]) -> None:
 
 
 def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Check tools, which must have different names, and return them."""
+    """Check tools, which must have different names, and return them as `Tool` objects."""
     _check_list(tools, "tools must be a list of tools")
     checked = tuple(_check_tool(number, tool) for number, tool in enumerate(tools))
     counts = Counter(tool.name for tool in checked)
@@ -468,7 +468,7 @@ def _block(opens: str, text: str, closes: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return JSON as members read it."""
+    """Return a value as the JSON text that members read."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -490,7 +490,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def map_json(value: Any, change: Callable[[str], str]) -> Any:
-    """Return JSON data with all texts changed, keys included."""
+    """Return JSON data after `change` of all its texts, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -39,7 +39,7 @@ class Opening:
     is_held: bool = False
 
     def with_spaces(self, response: str) -> str:
-        """Return the next text if it adds `response` to the response."""
+        """Return the next text, given the part of it that belongs to the response."""
         return " " * self.spaces + response
 
     def visible(self, text: str) -> str:
@@ -47,11 +47,11 @@ class Opening:
         return text.lstrip() if self.is_reply else text[self.spaces :]
 
     def tree_text(self, text: str) -> str:
-        """Return the part of the next text that the member's tree gains."""
+        """Return the part of the next text that is added to the member's tree."""
         return text[self.spaces :] if self.is_held else text
 
     def from_tree_text(self, text: str) -> str:
-        """Return the next text, given the part of it that the member's tree gains."""
+        """Return the next text, given the part of it that is added to the member's tree."""
         return self.with_spaces(text) if self.is_held else text
 
     def advanced(self, text: str) -> Opening:
@@ -63,7 +63,7 @@ class Opening:
 class SpaceTokens:
     """The tokens of a vocabulary that begin with spaces, except those that are `excluded`.
 
-    `texts` has each token's text in the middle of a text, by id.
+    `texts`: by token id, the text that a token adds when it does not begin the text.
     """
 
     def __init__(self, texts: Sequence[str], excluded: Collection[int] = ()) -> None:
@@ -80,8 +80,8 @@ class SpaceTokens:
         self._masks: dict[int, bytes] = {}
 
     def can_write(self, spaces: int) -> bool:
-        """Return whether tokens can write this number of spaces, and perhaps more text."""
-        # a token begins with all of them, or it is some of them, and other tokens write the rest
+        """Return whether tokens can write so many spaces, the last one perhaps with more text."""
+        # either one token begins with all spaces, or one is only spaces and others write the rest
         longest = max(self._leading.values(), default=0)
         sizes = set(self._only_spaces.values())
         for lacking in range(len(self._writable), spaces + 1):
@@ -92,7 +92,7 @@ class SpaceTokens:
         return self._writable[spaces]
 
     def mask(self, spaces: int) -> bytes:
-        """Return a mask (`Node.allowed`) of the tokens with which so many spaces can begin."""
+        """Return a mask (`Node.allowed`) of the tokens that can begin to write so many spaces."""
         if spaces not in self._masks:
             self.can_write(spaces)
             bits = bytearray((self._size + 7) // 8)

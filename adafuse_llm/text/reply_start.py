@@ -24,7 +24,7 @@ from adafuse_llm.text.templates import SWITCHES, ReplyStart
 THOUGHTS = tuple(
     f"{start}x{REASONING_CLOSES}" for start in ("", REASONING_OPENS, f"{REASONING_OPENS}\n")
 )
-"""Beginnings of replies with reasoning."""
+"""Beginnings of replies with reasoning. A form that permits none of them permits no reasoning."""
 
 EFFORT = "reasoning_effort"
 """The variable of chat templates for how much a member reasons."""
@@ -46,7 +46,7 @@ class _Beginning:
     ) -> _Beginning:
         prefix, reasons = "", False
         if codec.template_facts.knows_reasoning:
-            # encoding the conversation raises this error again, with the member's name
+            # ignore this error, because encoding raises it again with the member's name
             with suppress(InvalidInputError):
                 opening = codec.reply_opening(conversation, variables)
                 prefix = open_reasoning(opening)
@@ -64,8 +64,8 @@ class _Beginning:
 def effort_variables(codecs: Mapping[str, TextCodec], effort: str) -> tuple[dict[str, Any], str]:
     """Return the variables that pass an effort of reasoning to chat templates.
 
-    ``none`` also switches reasoning off. The second value is why no template gets the effort, or
-    "".
+    The effort ``none`` also switches reasoning off. The second value is the reason why no
+    template gets the effort, or "" if one gets it.
     """
     known = {name for codec in codecs.values() for name in codec.template_facts.variables}
     switches = [name for name in SWITCHES if name in known and effort == "none"]
@@ -92,7 +92,7 @@ def _switches(codec: TextCodec) -> list[str]:
 
 
 def _is_off(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
-    # whether reasoning is off until a variable of the template switches it on
+    # whether the template reasons only if a variable switches reasoning on
     def shown(**switch: bool) -> list[int]:
         return codec.encode_conversation(QUESTION, ReplyStart({**variables, **switch}))
 
@@ -130,7 +130,7 @@ def start_replies(
         beginnings = [each.without_reasoning(conversation) for each in beginnings]
     is_open = free and all(each.reasons for each in beginnings)
     prefix = next((each.prefix for each in beginnings if each.prefix), "") if is_open else ""
-    # all members begin inside the reasoning that one template opens, or all behind reasoning
+    # either all members begin inside the opened reasoning, or behind reasoning that is closed
     starts = {}
     for each in beginnings:
         added = "" if each.prefix else prefix
@@ -141,7 +141,7 @@ def start_replies(
 
 
 def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Mapping[str, Any]) -> str | None:
-    """Return a warning if only some members reason, and no variable switches this off, or None."""
+    """Return a warning if only some members reason and no variable prevents this; else None."""
     beginnings = _beginnings(codecs, QUESTION, variables)
     reasoning = [each.name for each in beginnings if each.without_reasoning(QUESTION).reasons]
     others = [name for name in codecs if name not in reasoning]

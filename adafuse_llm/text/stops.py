@@ -48,7 +48,7 @@ class Transcript:
     def push(self, span: str) -> str:
         """Add a span, and return the text that can be shown now.
 
-        It does not return an end of the response that could still become a stop sequence or turn.
+        It holds back an end of the response that could still become a stop sequence or turn.
         """
         before = len(self.text)
         self.text += span
@@ -66,7 +66,7 @@ class Transcript:
             if len({match[0] for match in calls}) < len(calls):
                 end = len(self.text) - len(answer) + calls[-1].end()
                 self.text, self.stopped = self.text[:end], "stop"
-        # what can still become a stop sequence or a turn waits
+        # hold back what can still become a stop sequence or a turn
         visible = len(self.text)
         if not self.stopped:
             visible -= begun_size(self.text, self.stops)
@@ -84,7 +84,7 @@ class Transcript:
     def _first(
         self, texts: Sequence[str], before: int, can_end: Callable[[str], bool] | None = None
     ) -> int | None:
-        # the place of the first text that the last span has completed, if any
+        # the index where the first of the texts begins that the last span has completed, if any
         starts = []
         for text in texts:
             start = max(0, before - len(text) + 1) - 1
@@ -92,7 +92,7 @@ class Transcript:
                 starts.append(start)
         if can_end is None:
             return min(starts, default=None)
-        # the response must be complete there
+        # the response before the text must be complete
         return next((start for start in sorted(starts) if can_end(self.text[:start])), None)
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: their variables, and conversations rendered with them as transformers does.
+"""Chat templates: their variables, and how conversations are rendered with them.
 
 A template is a program in Jinja. Besides the messages, it may read variables such as
 ``enable_thinking``. `AdaFuseConfig.chat_template_kwargs` sets them.
@@ -47,10 +47,10 @@ class TemplateFacts:
 
     Attributes:
         variables: the variables that a user can set.
-        knows_reasoning: whether it mentions the marker that closes reasoning.
-        reads_tools: whether it reads tools, and calls of them.
+        knows_reasoning: whether it contains the marker that closes reasoning.
+        reads_tools: whether it reads tools and their calls.
         reads_calls: whether it reads earlier calls if the conversation has no tools.
-        has_common_calls: whether it writes calls in the common form of replies.
+        has_common_calls: whether it writes calls in the form of `adafuse_llm.text.conversation`.
     """
 
     variables: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ class TemplateFacts:
 
     @classmethod
     def of(cls, template: Any, provided: Iterable[str] = ()) -> TemplateFacts:
-        """Return the facts of a template, or of several by name. `provided` are no variables."""
+        """Return the facts of a template, or of several by name. `provided` names do not count."""
         texts = template if isinstance(template, Mapping) else {"default": template or ""}
         sources = list(map(str, texts.values()))
         with_tools = str(texts.get("tool_use", texts.get("default", "")))
@@ -94,17 +94,17 @@ def _reads_calls(template: str) -> bool:
 
 @dataclass(frozen=True)
 class ReplyStart:
-    """The variables of a member's chat template, and text that is `added` before the reply."""
+    """Variables for a member's chat template, and text that is `added` behind the rendered text."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     added: str = ""
 
 
 def render_conversation(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
-    """Render a conversation with a chat template, which may raise any exception.
+    """Render a conversation with a chat template. `render` may raise any exception.
 
-    If the template reads tools, calls and results, they have its form. Otherwise, they are text
-    (`Conversation.flat`).
+    A template that reads tools writes tools, calls and results in its own form. For others, they
+    become text (`Conversation.flat`).
 
     Raises:
         InvalidInputError: the template does not accept the messages.
@@ -113,7 +113,7 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
     if conversation.has_tools and reads_tools:
         with suppress(InvalidInputError):
             return _render_tools(conversation, facts, render)
-    # the member reads tools, calls and results as text
+    # let the member read tools, calls and results as text
     messages: Messages = conversation.flat()
     # some templates write a system message only in the turn of a user, which may be missing
     if {each["role"] for each in messages} == {"system"}:
@@ -134,7 +134,7 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
     how = f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if explains else ""
     added = " ".join(filter(None, [how, conversation.request]))
     messages = conversation.with_system(added).messages
-    # a template may drop the explanation, and the member would not know the common form
+    # without the explanation, which a template may drop, the member would not know the form
     needed = ONLY_THIS_FORM if explains else ""
     # arguments are a dict in most templates, and text in a few
     with suppress(InvalidInputError):
@@ -143,7 +143,7 @@ def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Rend
 
 
 def _render(messages: Messages, tools: Messages, render: Render, needed: str = "") -> str:
-    # a template that refuses messages, or drops the text `needed`, gets alternating turns
+    # if the template refuses the messages, or drops the text `needed`, try alternating turns
     reason: Exception | None = None
     for form in (messages, _alternating(messages, keeps_first=True), _alternating(messages)):
         try:

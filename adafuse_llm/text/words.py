@@ -1,4 +1,4 @@
-"""Find the ends of words (§3.1, §3.3).
+"""Find the ends of words (arXiv 2601.06022, §3.1 and §3.3).
 
 A word is optional whitespace followed by other characters, and ends at the next whitespace. Scripts
 without spaces between words have no such ends, so a word may have only a few of their letters. A
@@ -14,7 +14,7 @@ from adafuse_llm.errors import InvalidInputError
 
 REPLACEMENT = "\ufffd"
 CHARACTER_TOKENS = 3
-"""Number of further tokens with which a word may complete a UTF-8 character."""
+"""Number of tokens that a word may have beyond its limit to complete a UTF-8 character."""
 
 UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u3005-\u3007\u3021-\u3029"
@@ -42,14 +42,14 @@ def check_text(text: str, what: str) -> None:
 
 
 def added(before: str, after: str) -> str:
-    """Return the text that `after` adds to `before`, with a character that it completes."""
+    """Return what `after` adds to `before`, with a character of `before` that it completes."""
     if after.startswith(before):  # the usual case, and fast
         return after[len(before) :]
     return after[same_start(before, after) :]
 
 
 def same_start(left: str, right: str) -> int:
-    """Return the number of characters with which both texts begin."""
+    """Return the number of characters at the beginning that both texts share."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((size for size, (a, b) in pairs if a != b), min(len(left), len(right)))
 
@@ -70,7 +70,7 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
 
     A word ends before whitespace. It also ends before a letter of a script without spaces, if it
     would then have more than `letters` such letters. A token that begins inside a character counts
-    as one.
+    as one letter.
     """
     # a word has at least one visible character, and does not end inside a character
     if not word.strip():
@@ -88,9 +88,9 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
 
 
 def has_end(word: str) -> bool:
-    """Return whether whitespace, or the end of the text, must follow a complete word.
+    """Return whether a complete word needs whitespace, or the end of the text, behind it.
 
-    Neither must follow a word that ends in whitespace, or has letters of a script without spaces.
+    Words that end in whitespace, or have letters of a script without spaces, do not.
     """
     return not word[-1:].isspace() and not _unspaced_letters(word)
 
