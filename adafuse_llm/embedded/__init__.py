@@ -73,8 +73,8 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
 def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
     """Return the held-out questions, at most the first `limit`. Their skills alternate.
 
-    A question asks for one fact, or is a word problem of one or two steps. Its names, values and
-    problem do not occur in the members' training data.
+    A question asks for one fact, or is a word problem of one or two steps. The members' training
+    data does not have its names, values and problem.
     """
     file = _HERE / "heldout.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).decode("utf-8").splitlines()

@@ -4,9 +4,9 @@
     calculate   works out a sum of numbers
     TOOLS       descriptions of both for the members (`adafuse_llm.text.conversation.Tool`)
 
-The members can write calls of tools in two forms: as `Conversation.flat` in
-`adafuse_llm.text.conversation` does, or as ReAct's thoughts, actions and observations. For ReAct,
-pass `REACT_HEADER` as the ``system_header`` of LlamaIndex's ``ReActChatFormatter``.
+The members can write calls in two forms: in the common form of `adafuse_llm.text.conversation`, or
+as ReAct's thoughts and actions. For ReAct, pass `REACT_HEADER` as the ``system_header`` of
+LlamaIndex's ``ReActChatFormatter``.
 """
 
 # This module does not use `from __future__ import annotations`, because frameworks show the
@@ -73,7 +73,7 @@ TOOLS: Final[tuple[Tool, ...]] = (LOOK_UP, CALCULATE)
 
 
 def one_line(passages: Sequence[Passage]) -> str:
-    """Number the passages and join them to one line, which `look_up` returns."""
+    """Number the passages and join them into one line, as `look_up` does."""
     return " ".join(
         f"[{number}] {' '.join(passage.text.split())}"
         for number, passage in enumerate(passages, start=1)
