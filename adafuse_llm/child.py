@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "ADAFUSE_TRIAL"
-"""Environment variable that marks child processes. A process with it starts no others, because the
-interpreter may be an application that runs itself again."""
+"""Environment variable that marks child processes. A marked process starts no others. Otherwise, an
+application that is its own interpreter could start itself without end."""
 
 BOOTSTRAP: Final = """
 import importlib, json, sys, types
@@ -31,7 +31,7 @@ package.__path__ = [folder]  # without the imports of the package, which take lo
 run = getattr(importlib.import_module(module), task)
 run(**arguments)
 """
-"""The program of a child process."""
+"""Program of a child process, which reads its task and the arguments from standard input."""
 
 READY: Final = "ready\n"
 """The line that a child process writes when its task begins."""
@@ -45,14 +45,14 @@ def run_limited(
 ) -> subprocess.CompletedProcess[str]:
     """Run a function of this package in a child process for at most `seconds`.
 
-    The task gets `arguments` as JSON data. It calls `begin` before it sets its limits.
+    The task gets `arguments` as JSON data. It must call `begin` before it limits the process.
 
     Returns:
-        How the process ended, and the text that the task wrote after `begin`.
+        The process that has ended. Its ``stdout`` is the text that the task wrote after `begin`.
 
     Raises:
-        OSError: the task did not begin, for example in an application that is its own interpreter.
-        subprocess.TimeoutExpired: the process took too long, and was ended.
+        OSError: the task did not begin, for example because this application is no interpreter.
+        subprocess.TimeoutExpired: the process took longer than `seconds`, and was killed.
     """
     if MARK in os.environ or getattr(sys, "frozen", False):
         raise OSError("this application is no Python interpreter")
@@ -64,7 +64,7 @@ def run_limited(
         text=True,
         errors="replace",
         timeout=seconds,
-        # the GNU C library may reserve 64 MiB for a thread, which counts as memory
+        # without MALLOC_ARENA_MAX, the GNU C library may reserve 64 MiB of memory per thread
         env={**os.environ, "MALLOC_ARENA_MAX": "1", "GGML_NO_BACKTRACE": "1", MARK: "1"},
         start_new_session=True,  # Ctrl-C is meant for this process
         check=False,
@@ -77,7 +77,7 @@ def run_limited(
 
 
 def begin() -> None:
-    """Report to the parent process that the task begins, so that it blames the task for a crash."""
+    """Report to the parent process that the task begins. A crash after that is the task's fault."""
     sys.stdout.write(READY)
     sys.stdout.flush()
 

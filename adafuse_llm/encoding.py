@@ -26,7 +26,7 @@ from adafuse_llm.tree.sampling import Sampling
 logger = logging.getLogger(__name__)
 
 BEFORE = "\n"
-"""Text that precedes a text to encode, because tokens can differ at the start of a prompt."""
+"""Text that `text_tokens` puts before a text, which can have other tokens where a prompt begins."""
 
 BASE_MODELS = (
     "no member has a chat template, so they read messages as plain text (User: ...), as base "
@@ -38,13 +38,13 @@ Active = Sequence[tuple[Backend, float]]
 
 
 class Encoder:
-    """Encodes prompts for the members of an engine, and warns of prompts that work badly."""
+    """Encodes prompts for the members of an engine. It logs every kind of warning only once."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
     def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
-        """Warn of members that do not fit together."""
+        """Warn if only some members have a chat template, or only some of them reason."""
         codecs = {backend.name: backend.codec for backend, _ in active}
         variables = _variables(active, config)
         have_template = {name: codec.has_chat_template for name, codec in codecs.items()}
@@ -65,14 +65,14 @@ class Encoder:
         *,
         to_score: bool = False,
     ) -> list[list[MemberState]]:
-        """Return the active members with their encoded prompts, for each response.
+        """Encode the prompt, and return the states of the active members for each response.
 
         Args:
             checked: the request.
             active: the members that decode.
             top: number of likeliest tokens that each distribution lists.
             seeds: the seed of each response; None if nothing is drawn.
-            to_score: whether the members score given texts, whose leading whitespace then counts.
+            to_score: whether the members only score texts. Leading whitespace then counts.
         """
         conversation, config = checked.conversation, checked.config
         check_listed([backend for backend, _ in active], top)
@@ -121,7 +121,7 @@ class Encoder:
             )
             prompts.append((begin, form))
 
-        # the states of each response, which share nothing that changes
+        # the members' states for each response; responses share nothing that changes
         responses = []
         for seed in seeds:
             own = None if response is None else response.copy()
@@ -163,13 +163,13 @@ class Encoder:
 
 
 def text_tokens(backend: Backend, text: str) -> tuple[list[int], bool]:
-    """Return a member's tokens of a text behind other text, and whether they are exact."""
+    """Return a member's tokens for a text that follows other text, and whether they are exact."""
     with naming_member(backend.name):
         return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)
 
 
 def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) -> None:
-    """Check that a member has the distributions that an option draws from or changes."""
+    """Refuse an option that draws from, or changes, probabilities that a member does not know."""
     if not backend.knows_distributions:
         raise InvalidOptionError(
             f"option {option!r}: member {backend.name!r} lists only its likeliest tokens, so it "
@@ -180,7 +180,7 @@ def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) ->
 
 
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
-    """Check that all choices fit the limit and the windows. Return the number of their tokens."""
+    """Check that all choices fit the limit and windows. Return the sum of all members' tokens."""
     choices, is_reply = config.choices or (), members[0].opening.is_reply
     if is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(
@@ -246,7 +246,7 @@ def _form(
 
 
 def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustment | None:
-    # the member's checkpoint sets what the request does not
+    # what the request does not set comes from the member's checkpoint
     changes: dict[str, Any] = {
         name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
     }

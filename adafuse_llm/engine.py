@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CROWD = 2
-"""Number of running requests per member above which all members propose at the same time. Shared
-passes then save more than drafts."""
+"""If more requests per member than this are running, all members propose at the same time, because
+shared passes then save more than drafts."""
 
 
 class EngineOptions(TypedDict, total=False):
@@ -120,7 +120,7 @@ class AdaFuseEngine(Engine):
                 "Set the name of a backend when you create it."
             )
 
-        # options, which must fit the members
+        # check that the options fit the strategy and the members
         self.config = config or AdaFuseConfig()
         self.strategy = self._find(strategy)
         refuse_unused_options(self.strategy, self.config)
@@ -148,14 +148,14 @@ class AdaFuseEngine(Engine):
         revision: str | None = None,
         **options: Unpack[EngineOptions],
     ) -> AdaFuseEngine:
-        """Load transformers and GGUF models as an ensemble.
+        """Load models, or connect to models on servers, as an ensemble.
 
-        The arguments `dtype`, `device_map` and `trust_remote_code` do not apply to GGUF members.
+        The arguments `dtype`, `device_map` and `trust_remote_code` are for transformers members.
 
         Args:
-            members: at least one folder, GGUF file, hub id or address of a server. A
-                `TransformersMember`, `GGUFMember` or `ServerMember`, or a mapping of its settings,
-                also sets options of the member.
+            members: at least one folder, GGUF file, hub id or address of a server. To set options
+                of a member, pass a `TransformersMember`, `GGUFMember` or `ServerMember`, or a
+                mapping of its settings.
             dtype: dtype of the weights, or ``"auto"`` for the dtype of the checkpoint.
             device_map: a device, ``"auto"``, or another device map of transformers.
             trust_remote_code: whether code that comes with a model may run.
@@ -164,8 +164,8 @@ class AdaFuseEngine(Engine):
 
         Raises:
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
-            InvalidInputError: ``members`` is empty, two members are given the same name, or a
-                setting of a member is not valid.
+            InvalidInputError: ``members`` is empty, two members have the same explicit name, or
+                a setting of a member is not valid.
             MissingDependencyError: a package that a member needs is not installed.
         """
         from adafuse_llm.loading.members import load_members
@@ -202,8 +202,8 @@ class AdaFuseEngine(Engine):
         """Load the ensemble that a configuration file describes.
 
         Args:
-            path: a YAML or JSON file (:mod:`adafuse_llm.loading.config_file`), such as one of
-                ``adafuse tune``.
+            path: a YAML or JSON file (:mod:`adafuse_llm.loading.config_file`), such as one that
+                ``adafuse tune`` has written.
             trust_remote_code: as for `from_pretrained`; the file cannot set it.
 
         Raises:
@@ -252,8 +252,8 @@ class AdaFuseEngine(Engine):
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
 
-        Both share all but the strategy, and closing one closes both. Options of `config` that the
-        strategy does not use have their default values.
+        Both engines share all else, and closing one closes both. Options of this engine that
+        the new strategy does not use get their default values.
 
         Raises:
             InvalidOptionError: the strategy is unknown.
@@ -286,7 +286,7 @@ class AdaFuseEngine(Engine):
         loaded itself; those that were passed to the constructor stay open.
 
         Args:
-            timeout: maximum seconds to wait. A pass that takes longer gets a warning in the log.
+            timeout: maximum seconds to wait. If a pass takes longer, this method logs a warning.
         """
         self.scheduler.close(0)  # requests end before their members
         _close_members([member for member in self._owned if member.is_remote])
@@ -312,7 +312,7 @@ class AdaFuseEngine(Engine):
         if request.texts is not None:
             return [self._scoring(checked, request.texts)]
 
-        # strategy and members must be able to follow the options
+        # check that the strategy and the members can follow the options
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
@@ -322,7 +322,7 @@ class AdaFuseEngine(Engine):
         self.strategy.check([backend for backend, _ in active])
         config.check_n()
 
-        # a job for every response
+        # encode the prompt, and make a job for every response
         seeds: Sequence[int | None] = (None,)
         if config.temperature and config.choices is None:
             seeds = config.seeds()
@@ -339,7 +339,7 @@ class AdaFuseEngine(Engine):
         config = checked.config.model_copy(update={"seed": seed})
         talk = checked.conversation
 
-        # how a round is played
+        # choose how to play a round
         spare = self.strategy.max_extra_tokens(len(members), config)
         drafts = NoDrafts()
         if self.runtime.drafting:
@@ -351,7 +351,7 @@ class AdaFuseEngine(Engine):
         else:
             play = self.strategy.begin(StrategyContext(members, config, drafts))
 
-        # the memory that the response needs; if memory is short, the limit of tokens shrinks
+        # find the memory that the response needs; if memory is short, lower the limit of tokens
         least = FREE_TOKENS if config.max_new_tokens in (None, NO_LIMIT) else None
         needs, limit = self.scheduler.cache_needs(members, checked.limit, spare, least)
         for member in members:

@@ -63,7 +63,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can_enforce(self) -> bool:
-        """Whether the members and the strategy can follow a grammar (extra ``grammar``)."""
+        """Whether the strategy and all members can follow a grammar, with the extra ``grammar``."""
 
     @abstractmethod
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
@@ -82,8 +82,8 @@ class Engine(ABC):
     ) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member. The arguments are `generate`'s.
 
-        They include the special tokens with which a member begins every prompt, and the markers of
-        its chat template. A prompt may be empty, or too long for a response.
+        The tokens include the special ones with which a member begins every prompt, and the markers
+        of its chat template. A prompt may be empty, or too long for a response.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used.
@@ -93,7 +93,7 @@ class Engine(ABC):
         return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        """Return the tokens of a text behind other text, by active member.
+        """Return the tokens of a text that follows other text, by active member.
 
         The errors are those of `encode_prompt`.
         """
@@ -111,12 +111,12 @@ class Engine(ABC):
         All other methods that decode, choose or score are built on this one. The requests run at
         the same time, and can have different options. A request without `texts` gives `StreamEvent`
         objects, and one with `texts` gives its `Scores`. If one request fails, the run stops the
-        others and raises the error. An error about the input of one request has its number.
+        others and raises the error. An error about one request's input names this request.
 
-        The requests, and the seconds of their ``timeout``, start with the first event that is read.
+        The requests start, and their ``timeout`` begins, when the caller asks for the first event.
         Reading slowly does not slow the requests.
 
-        `on_round` is called with every round of these requests, besides the engine's observer.
+        The run calls `on_round`, and the engine's observer, with every round of these requests.
 
         Raises:
             InvalidInputError: a request cannot be used; nothing was computed.
@@ -159,9 +159,9 @@ class Engine(ABC):
     ) -> Generator[StreamEvent, None, None]:
         """Decode span by span. The arguments and errors are the same as for `generate`.
 
-        The iterator yields one event per committed span, the last one with the whole result. This
-        method checks the arguments; decoding starts with the first event. Closing the iterator, or
-        leaving a loop over it, stops the decode after at most one more round.
+        The iterator yields one event per committed span, and the last event has the whole result.
+        The call checks the arguments, and the first event starts the decode. Closing the iterator,
+        or leaving a loop over it, stops the decode after at most one more round.
         """
         run = self.open(*_request(given, prompt=prompt))
         check_one_response(run)
@@ -188,8 +188,8 @@ class Engine(ABC):
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
-        The engine checks all inputs first. If one decode fails, it stops the others and raises the
-        error. To read events as they arrive, use `open`.
+        The engine checks all inputs first. If one decode fails, the others stop, and the error is
+        raised. To read events as they arrive, use `open`.
         """
         requests = requests_of(prompts, messages, given)
         responses = self.open(requests, given.get("on_round")).results()
@@ -205,13 +205,13 @@ class Engine(ABC):
         ends: bool = False,
         **given: Unpack[Given],
     ) -> Scores:
-        """Compute the likelihood of each given text as a continuation of the prompt.
+        """Compute how likely each of several texts is as a continuation of the prompt.
 
         Pass either a prompt or messages. Each member reads the prompt once, and then all
         continuations in one forward pass. Leading whitespace of a continuation counts, and spaces
         at the end of the prompt count as the beginning of every continuation. Only the options
         ``weights``, ``use``, ``chat_template_kwargs`` and ``continue_final_message`` affect the
-        scores. If all members reason before they answer, a continuation begins in the reasoning.
+        scores. If all members reason before they answer, a continuation is the start of reasoning.
 
         Args:
             prompt: text before the continuations. If it is empty, a continuation follows the
@@ -223,7 +223,7 @@ class Engine(ABC):
 
         Raises:
             InvalidInputError: prompt, continuations or options cannot be used.
-            RequestCancelledError: ``cancel`` was set. There are no scores so far.
+            RequestCancelledError: ``cancel`` was set before there were scores.
             MemberError, RequestTimeoutError, QueueFullError: as for `generate`.
         """
         run = self.open(*_request(given, prompt=prompt, texts=continuations, ends=ends))
@@ -269,9 +269,9 @@ class Engine(ABC):
     ) -> Decision:
         """Answer typed questions about a state with probabilities (:mod:`adafuse_llm.decisions`).
 
-        Without ``weights``, the answer is that of the member with the most parameters; with them,
-        it is the weighted mean of the members' log-probabilities, renormalized. It depends neither
-        on other questions nor on the order of the options of a `Choice`.
+        Without ``weights``, the member with the most parameters answers. With ``weights``, the
+        answer is the weighted mean of the members' log-probabilities, renormalized. It depends
+        neither on other questions nor on the order of the options of a `Choice`.
 
         Args:
             state: what the questions are about: text, messages as for `generate`, or another list
@@ -279,14 +279,14 @@ class Engine(ABC):
             questions: 1 to 400 of `Predicate`, `Choice` and `Score`, by name.
             **given: the options ``use``, ``weights``, ``decisions`` and ``chat_template_kwargs``;
                 ``timeout`` and ``cancel`` as in `Request`; and ``orders``, the maximum number of
-                orders in which members read the options. Default: all cyclic ones of up to four
-                options, and otherwise one and its reverse. With 1, members favor some places.
+                orders in which members read the options. Default: all rotations of up to four
+                options; for more, one order and its reverse. With 1, members favor some positions.
 
         Raises:
             InvalidInputError: state, questions or options cannot be used; nothing was computed.
             ContextWindowError: state and question exceed a window; nothing was computed.
             DecodingError: no member can answer a question.
-            RequestCancelledError: ``cancel`` was set. There are no answers so far.
+            RequestCancelledError: ``cancel`` was set before there were answers.
             MemberError, RequestTimeoutError, QueueFullError: as for `generate`.
         """
         return self.decide_batch([state], questions, **given)[0]

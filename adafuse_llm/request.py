@@ -50,8 +50,8 @@ class Given(GivenBatch, total=False):
 
 
 class Checked(NamedTuple):
-    """A request with checked input: its conversation, if it has messages; all of its options, with
-    those of the engine; and the maximum number of new tokens, which a lack of memory can lower.
+    """A request with checked input: its conversation, if it has messages; its options on top of the
+    engine's; and the maximum number of new tokens, which a lack of memory can lower.
     """
 
     request: Request
@@ -74,15 +74,15 @@ class Request:
         tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. All
             members write calls in the same form (:mod:`adafuse_llm.text.conversation`).
         tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
-            any tool; or the name of the tool to call. Members are asked for it, not forced.
-        texts: texts of at least one character to score as the response; None to decode one.
+            any tool; or the name of the tool to call. Members are asked for a call, not forced.
+        texts: texts of at least one character to score as the response; None to decode a response.
         ends: whether the scores include the end of the response after each text.
         options: options of `AdaFuseConfig`, which replace those of the engine.
-        timeout: maximum seconds that the request waits and computes, after the prompt is encoded.
+        timeout: maximum seconds that the request waits and computes from its start (`open`).
         cancel: an event that any thread can set to end the request after at most one more round.
             The response then has the text so far and ``finish_reason="cancelled"``. An exception of
             its ``is_set`` ends the request, too.
-        name: its name in errors about its input. Default: its number in the batch.
+        name: name of the request in errors about its input. Default: its number in the batch.
         is_long: whether the default of ``max_new_tokens`` is that of responses with a form.
     """
 
@@ -100,7 +100,7 @@ class Request:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **fields: Any) -> Self:
-        """Return a request with keyword arguments as in `Given`, and other fields."""
+        """Create a request from keyword arguments as in `Given`, and from other `fields`."""
         options = {**given}
         options.pop("on_round", None)  # it belongs to the run
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
@@ -159,9 +159,9 @@ def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> l
 
 
 def numbered(error: E, request: Request, number: int, size: int) -> E:
-    """Return an error about the input of a request, with its name, or its number in the batch.
+    """Add the request's name, or its number in the batch, to an error about its input.
 
-    Other errors, such as those about options, stay as they are. `size` is that of the batch.
+    Other errors, such as those about options, stay as they are. The batch has `size` requests.
     """
     is_option = isinstance(error, InvalidOptionError)
     name = request.name or (f"input {number} of the batch" if size > 1 else "")
@@ -171,7 +171,7 @@ def numbered(error: E, request: Request, number: int, size: int) -> E:
 
 
 def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[Request]:
-    """Return the requests of a batch: of a list of prompts, or of a list of conversations."""
+    """Return the requests for a list of prompts, or for a list of conversations."""
     name, inputs = ("prompt", prompts) if messages is None else ("messages", messages)
     is_list = isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes, Mapping))
     batch = list(inputs) if is_list else []

@@ -33,7 +33,7 @@ class Run(Generic[E]):
     Iterate over it once, with ``for`` or ``async for``. Each item is the number of a response and
     its next event. With the option ``n``, a request has n responses with consecutive numbers. A
     response ends with a `StreamEvent` that has a ``generation``, or with `Scores`. The iteration
-    ends with the last response, or raises the first error. When it ends, or nothing refers to the
+    ends after the last response, or raises the first error. When it ends, or nothing refers to the
     run any more, the engine stops the requests that are not complete.
 
     Args:
@@ -115,7 +115,7 @@ class Run(Generic[E]):
             self._start(deliver)
 
     def _observed(self, event: StreamEvent | Scores | BaseException) -> bool:
-        # return whether the response is complete
+        # call the observers, and return whether the response is complete
         if isinstance(event, BaseException):
             raise event
         if isinstance(event, Scores):
@@ -139,7 +139,7 @@ def check_one_response(run: Run[Any]) -> None:
 
 
 def with_alternatives(generations: Sequence[Generation]) -> Generation:
-    """Return the first response to a request, with the others as its alternatives."""
+    """Return the first of the responses to a request, with the others as its alternatives."""
     first, *others = generations
     return first.model_copy(update={"alternatives": tuple(others)}) if others else first
 
