@@ -1,5 +1,5 @@
-"""Code that the integrations of frameworks and the server share. It imports no framework.
+"""Code that the server and the integrations share. It imports no framework.
 
-It has ensembles that load on first use, conversations with tools, the form of replies, and a reader
-of replies as they grow.
+It has ensembles that load on first use, the conversion of conversations and tools, the form of
+replies, and a reader of replies while they grow.
 """

@@ -1,7 +1,7 @@
-"""Convert conversations of frameworks for the engine.
+"""Convert conversations from the form of frameworks into that of the engine.
 
-Tools, calls and results keep their structure, so that each member reads them in the form of its own
-chat template.
+Tools, calls and results keep their structure, so that the chat template of each member can write
+them as this member expects them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Turn(TypedDict, total=False):
     Attributes:
         role: ``system``, ``user``, ``assistant`` or ``tool`` (the result of a call), or another
             framework's name for one of these roles.
-        content: text, or a list of parts. In place of a part without text, such as
-            ``{"type": "image"}``, members read a note, and in an assistant's message nothing.
-        name: name of the speaker. Members read it before the content of a user's message, and
-            nowhere else.
+        content: text, or a list of parts. Members read a note in place of a part without text, such
+            as ``{"type": "image"}``. In an assistant's message, such a part is left out.
+        name: in a user's message, the speaker, whom members read before the content; in a tool's
+            message, the tool, whose name members read only if the message becomes text.
         tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are not
             a JSON object, for example because the call was cut off, members read the call and its
             result as text.
         tool_call_id: in a tool's message, the id of the call that the message answers. Without an
-            id, it answers the first call that has no result yet. If there is no such call, members
-            read the message as text.
+            id, it answers the last reply's first call without a result. If there is no such call,
+            members read the message as text.
         reasoning: in an assistant's message, the reasoning before the content. If it is None, text
             between ``<think>`` and ``</think>`` at the beginning of the content is the reasoning.
     """
@@ -93,13 +93,13 @@ def to_conversation(
 
 @dataclass
 class _Calls:
-    """The calls of a conversation so far, by id.
+    """The calls of a conversation so far, and what a warning must mention.
 
     Attributes:
-        names: the names of the called tools.
+        names: by the id of a call, the name of its tool.
         text: the ids of the calls that members read as text.
         waiting: the ids of the last reply's calls that have no result yet.
-        odd: what members read as text, for a warning, as the keys of a dict.
+        odd: an ordered set (a dict) of what members read as text, for a warning.
         unread: the types of parts without text.
     """
 
@@ -110,7 +110,7 @@ class _Calls:
     unread: set[str] = field(default_factory=set)
 
     def texts(self, part: Any, role: str) -> list[Any]:
-        """Return a list with the part if it has text, else with a note, or empty in a reply."""
+        """Return a list with the part, or a note if it has no text. In a reply, drop such parts."""
         if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
             return [part]
         kind = str(part.get("type"))
@@ -118,7 +118,7 @@ class _Calls:
         return [] if role == "assistant" else [f"[{kind}, not shown]"]
 
     def add(self, call: Any) -> MessageCall | str:
-        """Return a call, or its text if it has no name, or if its arguments are not an object."""
+        """Note a call and return it: as text if its name or an object of arguments is missing."""
         function, key = function_of(call), isinstance(call, Mapping) and call.get("id")
         key = str(key or f"call_{len(self.names)}")
         name, arguments = function.get("name"), function.get("arguments")
@@ -141,7 +141,7 @@ class _Calls:
         return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
 
     def answer(self, key: object) -> tuple[str, bool]:
-        """Return the id of the call that a result answers, and whether it becomes text."""
+        """Return the id of the call that a result answers, and whether the result becomes text."""
         key = str(key or next(iter(self.waiting), ""))
         if key in self.waiting:
             self.waiting.remove(key)
@@ -175,7 +175,7 @@ def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
 
-    # a result becomes text if its call did, or if there is no such call
+    # a result becomes text if its call did, or if its call is missing
     if role == "tool":
         key, is_text = known.answer(turn.get("tool_call_id"))
         if is_text:

@@ -1,4 +1,4 @@
-"""Ensembles that load on first use, once per process."""
+"""Ensembles that load on first use. A process loads equal ensembles only once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Ensemble:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that affects responses, as plain data for the keys of caches."""
+        """The members, how they load, and the strategy, as plain data for the keys of caches."""
         if self.existing is not None:
             token = _ENGINE_TOKENS.setdefault(self.existing, uuid.uuid4().hex)
             return {"members": list(self.existing.members), "engine": token}
@@ -102,14 +102,14 @@ class Ensemble:
 
     @property
     def config(self) -> AdaFuseConfig:
-        """The engine's options once the members are loaded, and the defaults before."""
+        """The options of the engine; until the members are loaded, the default options."""
         engine = self._open
         return AdaFuseConfig() if engine is None else engine.config
 
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of the named members, in tokens. This loads nothing.
 
-        None if the members have no limit, or if only loading can show it.
+        None if the members have no limit, or if only loading can show the limit.
         """
         if (engine := self._open) is not None:
             return smallest_window(engine.member_info, names)
@@ -133,9 +133,9 @@ class Ensemble:
         return None if None in known else False
 
     def can_enforce(self) -> bool:
-        """Return whether the members can follow a grammar. This loads nothing.
+        """Return whether the members and the strategy can follow a grammar. This loads nothing.
 
-        Before loading, this assumes that the bytes of all tokens are known, as in most models.
+        A grammar needs the bytes of all tokens. Before loading, this assumes that they are known.
         """
         if self.is_loaded:
             return self.engine().can_enforce
@@ -156,7 +156,7 @@ class Ensemble:
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
-        """Release the members, also for ensembles that share them. A passed engine stays open."""
+        """Release the members, also for ensembles that share them. An `existing` one stays open."""
         if self.existing is None and (engine := _LOADED.pop(self._key, None)) is not None:
             engine.close()
 
@@ -184,7 +184,7 @@ class Ensemble:
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a configuration file into the fields of a framework's model.
 
-    If the file has `models` or `use`, the field ``"members"`` has the active members.
+    If the file has `models` or `use`, the field ``"members"`` lists the active members.
 
     Raises:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.
@@ -212,7 +212,7 @@ _LOADED: dict[str, AdaFuseEngine] = {}
 """The loaded engines of this process, by the `_key` of their ensembles."""
 
 _LOCKS: dict[str, threading.Lock] = {}
-"""Locks by the same keys. A thread that loads members holds their lock."""
+"""Locks by the same keys. A thread holds the lock of an ensemble while it loads the members."""
 
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 

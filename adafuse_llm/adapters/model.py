@@ -20,14 +20,14 @@ from adafuse_llm.interface import Engine
 from adafuse_llm.strategies.registry import AUTO
 
 LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
-"""Fields about the loading of members."""
+"""Fields that become keywords of the `Ensemble`."""
 
 
 class EnsembleFields(OptionFields):
-    """A mixin with the fields and methods of a framework's model. Creating a model loads nothing.
+    """A mixin with the fields and methods that the models of all frameworks share.
 
-    The members load on first use. Models with the same members share their weights. If a decoding
-    option is None, the engine's value applies (see `AdaFuseConfig`).
+    Creating a model loads nothing: the members load on first use. Models that load the same members
+    share the weights. If a decoding option is None, the engine's value applies (`AdaFuseConfig`).
 
     Raises:
         InvalidInputError: both `members` and `engine` are given, or neither, or one of them cannot
@@ -55,7 +55,7 @@ class EnsembleFields(OptionFields):
     differ only in it share their weights. Leave it out with `engine`, which has its own."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = ALIASES
-    """Other names of fields."""
+    """By another name of a field, such as ``max_tokens``, the field's name."""
 
     _shared: ClassVar[tuple[str, ...]]
     """Attributes that a deep copy shares with its original."""
@@ -97,9 +97,9 @@ class EnsembleFields(OptionFields):
 
     @classmethod
     def from_config(cls, path: str | PathLike[str], **fields: Any) -> Self:
-        """Create a model from a configuration file, such as one written by ``adafuse tune``.
+        """Create a model from a configuration file, such as one that ``adafuse tune`` has written.
 
-        The keywords of the constructor override the file.
+        `fields` override the file. If the file names no members, the model has the embedded ones.
 
         Raises:
             InvalidInputError: the file cannot be read, or has unknown or invalid content.
@@ -126,7 +126,7 @@ class EnsembleFields(OptionFields):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The active members. Reading them checks members and options, and loads nothing."""
+        """Names of the active members. Reading them checks the options, but loads nothing."""
         return tuple(self._config.member_weights(self._ensemble.names))
 
     @property
@@ -136,7 +136,7 @@ class EnsembleFields(OptionFields):
 
     @property
     def _decide_options(self) -> dict[str, Any]:
-        """The options for `Engine.decide`: without weights, which would disable a calibration."""
+        """The options for `Engine.decide`, without `weights` if they would disable `decisions`."""
         options = self._options
         useless = ("weights",) if "decisions" in options else ()
         known = DecideOptions.__annotations__.keys() - {*useless}

@@ -21,7 +21,7 @@ ALIASES = {
 }
 
 NULLABLE = ("weights", "use", "calibration", "decisions")
-"""Options for which None is a valid value."""
+"""Options for which None is a value of its own, and not the absence of one."""
 
 USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
 """Advice for users who pass the address of a server."""
@@ -54,7 +54,7 @@ TRANSPORT = (
 if TYPE_CHECKING:  # type checkers cannot read fields that are derived
 
     class OptionFields(BaseModel):
-        """A mixin with one field for each option of `AdaFuseConfig`; None: the engine's value."""
+        """A mixin with a field for each option of `AdaFuseConfig`. None is the engine's value."""
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -77,10 +77,10 @@ else:
 
 
 def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -> dict[str, Any]:
-    """Return keywords under the engine's names of options. The engine checks the values.
+    """Return keywords under the names of the engine's options. The engine checks the values.
 
-    Options with the value None are left out, except those in `NULLABLE`. Keywords in `TRANSPORT`
-    are left out, too, and those in `extra` stay as they are.
+    Keywords in `extra` stay as they are. Keywords in `TRANSPORT` are left out, and so are options
+    with the value None, unless they are in `NULLABLE`.
 
     Raises:
         InvalidOptionError: a keyword is unknown, or two names of the same option have different

@@ -1,4 +1,4 @@
-"""Typed questions in the form of LangChain and of servers, and their answers."""
+"""Convert typed questions from the form of LangChain and of the server, and answers to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.results import Answer
 
 PARTS = ("text", "input_text", "input_json")
-"""Types of the parts of a text. A list of anything else is data."""
+"""Types of parts that form a text. A list with anything else is data."""
 
 
 def to_question(sent: Mapping[str, Any]) -> Question:
@@ -35,8 +35,8 @@ def to_question(sent: Mapping[str, Any]) -> Question:
 def options_of(sent: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Return the options of a question with their descriptions.
 
-    ``criteria`` has them as a mapping or a list. In OpenAI's API, ``choices`` or ``levels`` lists
-    mappings with ``value`` or ``label``, and ``description``.
+    They are in ``criteria``, as a mapping or a list. In OpenAI's API, they are in a list named
+    ``choices`` or ``levels``, as mappings with ``value`` or ``label``, and ``description``.
     """
     given: Any = sent.get("criteria") or sent.get("choices") or sent.get("levels")
     if isinstance(given, dict):

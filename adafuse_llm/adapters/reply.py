@@ -7,8 +7,8 @@ A call is JSON between two markers (`adafuse_llm.text.conversation`)::
     </tool_call>
 
 Some members leave the markers out. So a reply that is nothing but the JSON of calls, possibly in a
-list or in code fences, is read as calls, too. Reasoning is text between ``<think>``, which a chat
-template may write, and ``</think>`` at the beginning of a reply.
+list or in code fences, is read as calls, too. Reasoning is text between ``<think>`` and
+``</think>`` at the beginning of a reply. The chat template may have written the ``<think>``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CUT = ("length", "cancelled")
 """Finish reasons of replies that a limit or the user ended, and not the members."""
 
 HEAD = 32
-"""A reply is read as calls without markers only if a key is among so many first characters."""
+"""A reply can be calls without markers only if this many first characters have a key of calls."""
 
 _KEYS = {"name", "arguments"}
 _FENCE = re.compile(r"(?:^|(?<=[}\]]))[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
@@ -61,7 +61,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A well-formed call. The tool may not exist, and the arguments may not fit its schema."""
+    """A well-formed call. Its tool may be unknown, and its arguments need not fit the tool."""
 
     name: str
     arguments: dict[str, Any]
@@ -73,9 +73,9 @@ class InvalidToolCall:
 
     Attributes:
         name: the name of the tool, if the call is JSON and has one.
-        text: what the members wrote after the opening marker, up to the closing one.
+        text: what the members wrote, without the markers.
         error: why the call is invalid.
-        is_cut: whether a limit ended the reply inside the call.
+        is_cut: whether a limit or the user ended the reply inside the call.
         is_closed: whether the call has its closing marker.
     """
 
@@ -93,8 +93,8 @@ class CallPiece:
     Attributes:
         number: the number of the call in the reply, from 0.
         name: the name of the tool in the first piece, and None in the others.
-        arguments: more of the arguments' JSON. If the call turns out invalid, the last piece has a
-            wrong bracket, so that no client completes and runs the call.
+        arguments: the next part of the arguments' JSON. If the call turns out invalid, the last
+            piece has a wrong bracket, so that no client completes and runs the call.
     """
 
     number: int
@@ -129,8 +129,8 @@ class ReplyDelta:
     """What the next text adds to a reply.
 
     Attributes:
-        parts: text, reasoning, pieces of calls, and calls that end now, in order.
-        content, reasoning, calls: all text, reasoning and calls of `parts`.
+        parts: text, reasoning, pieces of calls, and whole calls, in order.
+        content, reasoning, calls: the text, the reasoning and the whole calls in `parts`.
         warnings: at the end of the reply, what is wrong with it and its calls.
     """
 
@@ -142,9 +142,10 @@ class ReplyDelta:
 
 
 def cut_off(finish_reason: str | None, limit: str) -> str:
-    """Return what cut a reply off, with the options' names in frameworks; "" if nothing did.
+    """Return a clause about what cut a reply off, such as a limit; "" if nothing did.
 
-    The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`.
+    The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`. The clause has the names
+    of options in frameworks.
     """
     if finish_reason not in CUT:
         return ""
@@ -163,10 +164,10 @@ class ReplyReader:
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        as_text: whether a malformed call becomes text, and a call that a limit cut off is left out.
-            Calls that have already come in pieces stay calls.
+        as_text: whether a malformed call becomes text and a cut-off call is left out, unless the
+            reader has already returned pieces of the call.
         in_pieces: whether a call comes in pieces while members write it, and not as a whole at its
-            closing marker. The members must follow the grammar of calls.
+            closing marker. This needs members that follow `tool_grammar`.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class ReplyReader:
     # Markers -----------------------------------------------------------------------------------
 
     def _split(self, text: str, *, is_last: bool = False) -> list[_Read]:
-        """Add text to the buffer, and take the parts that later text cannot change."""
+        """Add text to the buffer. Remove and return the parts that later text cannot change."""
         self._buffer += text
         parts: list[_Read] = []
         while first := self._first_marker(is_last=is_last):
@@ -254,8 +255,8 @@ class ReplyReader:
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
         """Return the position and text of the first marker in the buffer that takes effect.
 
-        A text in a call's JSON may contain the closing marker, so the call ends at the first one
-        after its whole JSON. At the end of the reply, a call without JSON ends at the first one.
+        A string in a call's JSON may contain the closing marker, so a call ends at the first such
+        marker after whole JSON. At the reply's end, a malformed call ends at its first such marker.
         """
         if self._kind is ToolCall:
             ends = [match.start() for match in re.finditer(CALL_CLOSES, self._buffer)]
@@ -288,7 +289,7 @@ class ReplyReader:
     # Parts -------------------------------------------------------------------------------------
 
     def _released(self, part: _Read) -> list[_Read]:
-        """Hold text back while the reply may be calls without markers. Return all other parts."""
+        """Return what is certain. Hold text back while the reply may be calls without markers."""
         if isinstance(part, Reasoning):
             return [part]
         if isinstance(part, Text):
@@ -398,7 +399,7 @@ def _may_be_calls(text: str) -> bool:
 
 
 def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
-    """Read a whole reply without markers as calls.
+    """Read calls from a whole reply without markers.
 
     If this fails, return no calls and the reason, or "" if the reply does not look like a call.
     """
@@ -466,7 +467,7 @@ def _to_call(call: Any, text: str) -> ParsedCall:
 
 
 def _open_call(text: str) -> list[_OpenCall]:
-    """Return an unfinished call, once it has its name and the beginning of its arguments."""
+    """Return a list with an unfinished call, or an empty one before the arguments begin."""
     whole = _NUMBER_AT_END.sub("", text)  # more digits could follow
     with suppress(ValueError):  # more than JSON, or a number that is too large
         call = from_json(whole, allow_partial="trailing-strings", allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The form of a reply, which a call sets with tools or a response format."""
+"""The form of a reply: which tools it can call, and the schema of a reply without calls."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from adafuse_llm.interface import Engine
 from adafuse_llm.text.conversation import Tool, function_of
 
 Enforce = Literal["auto"] | bool
-"""``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
-only describe it to the members."""
+"""``"auto"`` to enforce a form as far as possible, True to raise an error if a part of it cannot be
+enforced, False to only describe it to the members."""
 
 FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
 """Keywords of a framework's call that set the form of the reply, as in OpenAI's API."""
@@ -61,12 +61,12 @@ class ReplyForm:
 
     @property
     def is_free(self) -> bool:
-        """Whether every text has this form."""
+        """Whether the form allows every text."""
         return not self.calls_tools and self.schema is None
 
     @property
     def instructions(self) -> str:
-        """Text for the end of the system message that describes the form; "" if none is needed.
+        """Text that describes the form, for the end of the system message; "" if it needs none.
 
         Raises:
             InvalidInputError: the schema cannot be written as JSON.
@@ -84,11 +84,11 @@ class ReplyForm:
     def check_constraints(
         self, given: Iterable[str], response_format: str = "response_format"
     ) -> None:
-        """Refuse the options with the names `given`, because they would set a second form.
+        """Refuse constraints beside tools or a schema, because both would set a form.
 
         Raises:
-            InvalidOptionError: there are such options, and the form is not free. The message calls
-                the field with the schema `response_format`.
+            InvalidOptionError: `given`, the names of constraints, is not empty, and the form is not
+                free. The message uses `response_format` as the name of the schema's field.
         """
         names = [*given]
         if names and not self.is_free:
@@ -99,11 +99,11 @@ class ReplyForm:
             )
 
     def after(self, turns: Iterable[Turn]) -> ReplyForm:
-        """Return the form of the next reply in a conversation: a call, an object, or either.
+        """Return the form of the next reply in a conversation, in which both would be possible.
 
         Small members tend to invent the values of an object instead of calling a tool, and later to
-        repeat a call instead of writing the object. So no object comes before a tool's result, and
-        no call after a repeated one.
+        repeat a call instead of writing the object. So the schema is left out before a tool's
+        result, and the tools after a repeated call.
         """
         if not self.calls_tools or self.choice != "auto" or self.schema is None:
             return self
@@ -136,11 +136,11 @@ def enforced(
     """Return options that enforce the form of a reply, and a warning if they do so only in part.
 
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
-    engine. Parts of a schema that cannot be enforced are left out.
+    engine. With ``"auto"``, parts of a schema that cannot be enforced are left out.
 
     Raises:
         InvalidOptionError: `enforce` is True, and a part of the form cannot be enforced.
-        MissingDependencyError: `enforce` is True, and the extra is not installed.
+        MissingDependencyError: `enforce` is True, and the extra ``grammar`` is not installed.
     """
     if form.is_free or any(options.get(name) is not None for name in CONSTRAINTS):
         return {**options}, ""
@@ -229,7 +229,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 
 def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of the reply to a call with these tools and `FORM_KEYWORDS`.
+    """Return the form of a reply from tools and from those `keywords` that are `FORM_KEYWORDS`.
 
     Raises:
         InvalidInputError: a value has an unknown form, or the choice does not fit the tools.

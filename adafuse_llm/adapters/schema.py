@@ -15,14 +15,14 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value maps names to schemas."""
 
 _DATA = ("const", "enum", "default", "examples")
-"""Keywords whose value is data, and no schema."""
+"""Keywords whose value is data and not a schema."""
 
 _OPEN = {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
 _COMBINED = {"properties", "allOf", "anyOf", "oneOf", "$ref"}
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have only the properties that it lists.
+    """Return a schema whose objects can have only the properties that it lists.
 
     Few authors want other properties, but few forbid them. ``additionalProperties`` becomes false
     in every object schema that has ``properties`` and no keyword about other ones. Every value that
@@ -62,8 +62,8 @@ def closed_schema(
 ) -> tuple[dict[str, Any], str]:
     """Return the part of a schema that can be enforced, with closed objects, and its Lark rule.
 
-    `problems` receives a reason for everything that is left out. Without this list, a part that
-    cannot be enforced is an error.
+    `problems` receives a reason for each part that is left out. Without this list, such a part
+    raises a `GrammarError`.
 
     Raises:
         InvalidInputError: the schema cannot be written as JSON.
@@ -113,7 +113,7 @@ def _path_of_bad_property(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _leave_out(schema: Any, path: tuple[str, ...]) -> bool:
-    """Remove the keyword at a path, or all rules of a property. Return whether it was there."""
+    """Remove the keyword at a path, or a property's rules. Return whether this removed anything."""
     *parents, last = path or ("",)
     is_map = False  # whether the keys of `schema` are names, such as those of properties
     for key in parents:

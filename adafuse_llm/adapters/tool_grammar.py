@@ -1,4 +1,4 @@
-r"""Grammars of replies that call tools, in the form of `adafuse_llm.text.conversation`.
+r"""Grammars of replies with calls, in the form that `adafuse_llm.text.conversation` defines.
 
 `tool_grammar` returns a Lark grammar for the option `grammar` of `AdaFuseEngine.generate`. A member
 that follows it calls only tools that exist, with arguments that fit their schemas. For example,
@@ -64,8 +64,8 @@ def tool_grammar(
         choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
             more calls and nothing else; the name of a tool for exactly one call of that tool.
         parallel: whether a reply can have several calls.
-        reply: a JSON schema of the replies without calls that ``"auto"`` allows, instead of text
-            and reasoning.
+        reply: a JSON schema. With it, ``"auto"`` allows replies that fit the schema instead of
+            text and reasoning.
         problems: as for `closed_schema`.
 
     Raises:
