@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import httpx
 
 READY_SECONDS, CANCEL_SECONDS = 0.25, 0.05
-"""Seconds between two checks whether the server is ready, and whether a request is cancelled."""
+"""Seconds between checks of whether the server is ready, and of whether a request is cancelled."""
 
 CONNECT_SECONDS, SEND_SECONDS = 10.0, 60.0
 """Maximum seconds to connect, and to send a part of a request."""
@@ -49,7 +49,7 @@ CLOSED = "this engine is closed; create a new one"
 
 T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
-"""Sends a request, and delivers the events of its responses, the first of which has this number."""
+"""Sends a request and delivers its responses' events, from the number of the first response."""
 
 
 class RemoteEngine(Engine):
@@ -58,10 +58,10 @@ class RemoteEngine(Engine):
     Use it like an `AdaFuseEngine`: results and errors are the same. The server sets the default
     options. The class needs the extra ``client``.
 
-    Each prompt is one request to the server, so every method can raise `ServerError`. The engine
-    stays usable after an error. If only the server can check something, such as the size of a
-    prompt in tokens, its error comes in place of the first event. Closing a stream or setting
-    ``cancel`` stops the request on the server. A cancelled response has a usage of 0.
+    Each prompt becomes one request to the server. Methods that send requests can raise
+    `ServerError`, after which the engine stays usable. If only the server can check something, such
+    as the size of a prompt in tokens, its error comes in place of the first event. Closing a stream
+    or setting ``cancel`` stops the request on the server. A cancelled response has a usage of 0.
 
     A pickled engine has no key; the process that loads it reads the key from the environment.
 
@@ -192,7 +192,7 @@ class RemoteEngine(Engine):
     # The connections ---------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Create a new HTTP client, at first and in a forked child process."""
+        """Create an HTTP client, for a new engine and again in each forked child process."""
         try:
             import httpx
         except ImportError as missing:
@@ -234,7 +234,7 @@ class RemoteEngine(Engine):
             return self._answer(answer.status_code, answer.content)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the event loop of this engine, which has its own thread."""
+        """Run a coroutine on the engine's event loop, in a thread that the first one starts."""
         with self._lock:
             if self.closed:
                 work.close()
@@ -319,7 +319,7 @@ class RemoteEngine(Engine):
 
     @contextmanager
     def _naming_server(self) -> Iterator[None]:
-        """Turn errors of the connection or of reading answers into errors that name the server."""
+        """Turn errors of connections and of unreadable answers into ones that name the server."""
         import httpx
 
         try:
@@ -342,7 +342,7 @@ class RemoteEngine(Engine):
 
 
 async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
-    """Keep a client and its event loop alive. `begun` receives the loop, and an event to end it."""
+    """Keep a client open until an event is set. `begun` receives the event loop and this event."""
     async with client:
         end = asyncio.Event()
         begun.set_result((asyncio.get_running_loop(), end))
@@ -350,7 +350,7 @@ async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
 
 
 def _end(process: int, loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
-    """End an event loop of this process, but not one of its parent process."""
+    """Set the event that ends an event loop, unless the loop runs in the parent process."""
     if process == os.getpid():
         loop.call_soon_threadsafe(end.set)
 

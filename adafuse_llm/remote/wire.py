@@ -1,6 +1,6 @@
-"""The JSON of responses and errors, as the server writes it and `RemoteEngine` reads it.
+"""The JSON that the server adds to OpenAI's API, and that `RemoteEngine` reads.
 
-Answers, chunks and errors have this JSON in a field ``adafuse``. Readers ignore unknown keys.
+Responses, chunks and errors have it in the field ``adafuse``. Readers ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from adafuse_llm.report.styles import owner, shared
 from adafuse_llm.results import Generation, Round, StreamEvent, Usage, total_logprob
 
 EXTENSION = "adafuse"
-"""Name of the field for all that OpenAI's API lacks, in requests and answers."""
+"""Name of the field for all that OpenAI's API lacks, in requests and in responses."""
 
 ENDING = {"finish_reason", "cut_by", "seed", "strategy", "logprob", "confidence"}
 """Fields of a finished response that every client gets."""
@@ -24,7 +24,7 @@ KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name 
 
 
 def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
-    """Return a whole response as JSON: with `rounds` all fields, and without them `ENDING`."""
+    """Return a whole response as JSON: only `ENDING`, or with `rounds` all but `alternatives`."""
     if rounds:
         return generation.model_dump(mode="json", exclude={"alternatives"})
     return generation.model_dump(mode="json", include=ENDING)
@@ -35,9 +35,9 @@ def chunk(
 ) -> dict[str, Any]:
     """Return the JSON of a chunk of a stream.
 
-    With `rounds`, it has the round `played`, and how to display this round. The last chunk of an
-    `event` then also has the text that the members wrote, with all markers. The last chunk of a
-    response has `ENDING` for every client.
+    With `rounds`, a chunk has the round `played`, and how to display this round; the last chunk of
+    an `event` also has the text that the members wrote, with all markers. Without `rounds`, too,
+    the last chunk of a response has `ENDING` and the warnings.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:
@@ -59,7 +59,7 @@ def chunk(
 
 
 class ResponseReader:
-    """Reads one response from its chunks, until the response `is_whole`."""
+    """Reads one response from its chunks. It `is_whole` once it has a finish reason."""
 
     def __init__(self) -> None:
         self.is_whole = False
@@ -94,7 +94,7 @@ class ResponseReader:
 
 
 def error_fields(error: AdaFuseError) -> dict[str, str]:
-    """Return the JSON of an error: the name of its class, and of the member if one failed."""
+    """Return the JSON of an error: the name of its class, and the name of a failed member."""
     kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
     return {"error": kind, **({"member": error.member} if isinstance(error, MemberError) else {})}
 

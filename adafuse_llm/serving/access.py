@@ -31,14 +31,14 @@ from adafuse_llm.serving_config import KEY, ServingConfig
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/health", "/ready"})
-"""Paths for probes. They need no key, and accept any host, because probes send an address. The log
-has requests to them, and successful ones to ``/metrics``, only at level DEBUG."""
+"""Paths for probes. They need no key, and allow any host name, because probes send an IP address.
+Requests to them, and successful ones to ``/metrics``, are in the log only at level DEBUG."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
 
 OUTCOMES: Final = {429: "busy", 499: "cancelled", 504: "timeout"}
-"""Outcomes of requests by status. All others are ``ok``, ``refused`` or ``failed``."""
+"""Outcomes of requests by status. Those of other statuses are ``ok``, ``refused`` or ``failed``."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ CURRENT_REQUEST: Final[ContextVar[LoggedRequest]] = ContextVar("CURRENT_REQUEST"
 
 
 def outcome_of(status: int) -> str:
-    """Return the outcome of a status for the log and the metrics."""
+    """Return the outcome of a request with this status."""
     if status < 400:
         return "ok"
     return OUTCOMES.get(status, "failed" if status >= 500 else "refused")
@@ -103,8 +103,8 @@ class AccessLog:
     """Gives every request an id, logs its end, and answers it after an unexpected error.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-    Paths may begin with `prefix`, at which a proxy or another application shows the server, and may
-    have additional slashes.
+    Paths may have additional slashes, and may begin with `prefix`, the path at which a proxy or
+    another application offers the server.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class AccessLog:
         self._count, self._counted = count, counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
+        """Serve an HTTP request. Events of other kinds pass unchanged."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -181,7 +181,7 @@ class Check:
         self.app, self._refusal = app, refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or refuse it."""
+        """Pass a request on, or answer it with the error that `refusal` returns."""
         error = None
         if scope["type"] == "http":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -190,7 +190,7 @@ class Check:
 
 
 def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
-    """Refuse all host names but `hosts`, where ``*.b.c`` stands for all names in ``.b.c``."""
+    """Refuse all host names but `hosts`, where ``*.b.c`` stands for names that end in ``.b.c``."""
     sent = headers.get("host", "")
     try:
         name = urlsplit(f"//{sent}").hostname or ""

@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
-"""A context that opens a request. It has the run, and the writer of the response."""
+"""A context manager that opens a request, and yields its run and the writer of its response."""
 
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
-    """Return the application of a service, which may get its engine later.
+    """Return the application of a service. The service can get its engine later.
 
     If there are `api_keys`, every request needs one of them.
     """
@@ -158,10 +158,10 @@ def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) ->
 def _open(
     service: Service, asked: bodies.ServedRequest, timeout: float | None, cancel: threading.Event
 ) -> tuple[Run[Any], Writer]:
-    """Check a request against the members and the limits of the server, and open it."""
+    """Check a request against the members and limits, and open it. Return its run and writer."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
-    # check what depends on the members: variables of templates, and control tokens as text
+    # check what depends on the members: variables of templates, and control tokens in prompts
     if asked.variables or asked.effort or asked.prompts:
         active = engine.config.override(options).use or engine.members
         decoding = [backend for backend in engine.backends if backend.name in active]
@@ -216,7 +216,7 @@ def _with_variables(
 ) -> dict[str, Any]:
     """Add the variables of a request to its options, if a chat template reads them.
 
-    Clients send ``reasoning_effort`` unasked, so an effort that a template refuses is left out.
+    Clients send ``reasoning_effort`` unasked, so if a template refuses it, there is only a warning.
     """
     known = {name for codec in codecs.values() for name in codec.template_facts.variables}
     variables = dict(asked.variables)
@@ -247,7 +247,7 @@ async def _whole(service: Service, opened: Opened) -> Response:
 async def _parts(
     service: Service, asked: bodies.ServedRequest, opened: Opened
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a stream. An error before the first part is raised, a later one sent."""
+    """Yield the parts of a stream. Raise an error before the first part, and send a later one."""
     writer: Writer | None = None
     done: dict[int, Generation] = {}
     try:

@@ -2,7 +2,7 @@
 
 Clients also send fields that only OpenAI's own service or other servers know. The server ignores
 them with a warning. It refuses the few that determine the form or the subject of an answer, because
-the client could not use another answer.
+an answer that ignores them would be useless to the client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields that set the option ``max_new_tokens``."""
 
 ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
-"""Fields that set an option of another name."""
+"""By field of OpenAI's API, the option that it sets under another name."""
 
 QUIET = frozenset(
     ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
@@ -65,11 +65,11 @@ The server ignores values such as false or an empty list."""
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
 ) | {"weights", "use", "calibration", "decisions"}
-"""Options that only an ensemble has. Clients must send them in the extension, because OpenAI's API
-may get fields with the same names."""
+"""Options that only an ensemble has. Clients must send them in the field ``adafuse``, because
+OpenAI's API may get fields with the same names."""
 
 OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
-"""Fields that set an option of the engine."""
+"""Fields of a body, outside of ``adafuse``, that set an option of the engine."""
 
 SIMILARITY = 0.8
 """Minimum similarity of a suggested field. Less would suggest ``stream`` for ``store``."""
@@ -85,7 +85,7 @@ class Ignored:
     warnings: list[str] = field(default_factory=list)
 
     def add(self, name: str, reason: str = "") -> None:
-        """Add a warning about a field, such as ``a.b``. `reason`: why, or what to send instead."""
+        """Warn that a field, such as ``a.b``, is ignored. `reason`: why, or what to send for it."""
         reason = f": {reason}" if reason else ""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
@@ -102,7 +102,7 @@ def refused(name: str, reason: str, value: object = None) -> ApiError:
 
 
 def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
-    """Check a body. Its fields may be those of `kind`, and `OPTIONS`."""
+    """Return a body as `kind`. Ignore or refuse fields that are neither its own nor `OPTIONS`."""
     known = OPTIONS | kind.model_fields.keys()
     sent = {name: value for name, value in body.items() if value is not None}
     for name, value in sent.items():
@@ -118,7 +118,7 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
         return kind.model_validate(sent)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-    # the place also names types (str, bool, and texts with a bracket), which are no fields
+    # pydantic's location also has types (str, bool, and names with a bracket), which are no fields
     names = [str(part) for part in problem["loc"] if part not in ("str", "bool")]
     name = ".".join(part for part in names if "[" not in part)
     message = problem["msg"][:1].lower() + problem["msg"][1:]
@@ -155,13 +155,13 @@ class Message(Nested):
 
 
 class StreamOptions(Nested):
-    """What a stream has besides its responses."""
+    """What the client wants in a stream besides the responses."""
 
     include_usage: bool | None = None
 
 
 class Extension(BaseModel):
-    """The field ``adafuse`` of a request. All its other fields are options of the engine."""
+    """The field ``adafuse`` of a request. Fields not declared here are options of the engine."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -180,7 +180,7 @@ class Extension(BaseModel):
 class Body(BaseModel):
     """The body of a request, which can also have all `OPTIONS`.
 
-    The constants are the API's names of the fields for the prompt, the form and the length.
+    The constants are names for errors: the fields of the prompt, the reply's form and its length.
     """
 
     PROMPT: ClassVar[str] = "messages"
@@ -199,7 +199,7 @@ Kind = TypeVar("Kind", bound=Body)
 
 
 class Conversational(Body):
-    """The fields of requests with a conversation."""
+    """The body of a request with a conversation."""
 
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
@@ -232,10 +232,10 @@ class _CompletionBody(Body):
 
 @dataclass
 class ServedRequest:
-    """A request to a model.
+    """A request of any kind, as the server has read it.
 
     Attributes:
-        ignored: the ignored parts of the request, and other warnings for the client.
+        ignored: warnings for the client, mostly about ignored fields.
         options: options of `AdaFuseConfig`.
         names: by option, the name of its field in the request.
         enforce: whether to enforce the form, as for `adapters.reply_form.enforced`.
@@ -400,7 +400,7 @@ def _form_of(
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
-    """Return the functions among the tools, and ignore other types of tools."""
+    """Return the functions among the tools. Other types of tools become warnings."""
     functions = []
     for number, tool in enumerate(tools):
         place, kind = f"tools.{number}", tool.get("type", "function")

@@ -23,9 +23,9 @@ FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 
 
 class CompletionWriter:
-    """Writes `n` responses to each prompt: chat completions or completions.
+    """Writes `n` responses to each prompt of a request: chat completions or completions.
 
-    They have log-probabilities of tokens if `has_logprobs`.
+    If `has_logprobs`, the responses have log-probabilities of tokens.
     """
 
     def __init__(self, model: str, asked: ServedRequest, n: int, has_logprobs: bool) -> None:
@@ -46,7 +46,7 @@ class CompletionWriter:
             )
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        """Yield the chunks of a stream for an event."""
+        """Yield the chunks for an event of the response with this index."""
         choice, whole, rounds = self._choices[index], event.generation, self._body.adafuse.rounds
         while choice.opening:
             yield self._chunk(index, choice.opening.pop(), {})
@@ -73,7 +73,7 @@ class CompletionWriter:
         return sent_event(error.body)
 
     def response(self, results: Sequence[Any]) -> dict[str, Any]:
-        """Return a response that is not streamed: generations, or the scores of each prompt."""
+        """Return the body of an answer that is no stream, from generations or from scores."""
         total, warnings, written = total_usage(results, self._prompts), [*self._warnings], []
         if self._body.adafuse.texts is not None:
             scores = {"scores": [each.model_dump(mode="json") for each in results]}
@@ -107,9 +107,9 @@ class ChatChoice:
 
     Attributes:
         nothing: the content of a chunk without text.
-        opening: the contents of chunks before the first text.
-        calls: number of the whole calls so far.
-        is_broken: whether the client has pieces of an invalid call.
+        opening: the contents of chunks before the first text, which the writer removes.
+        calls: how many whole calls the reply has so far.
+        is_broken: whether the client has received pieces of an invalid call.
         warnings: what is wrong with the reply.
     """
 
@@ -172,7 +172,7 @@ class ChatChoice:
 
 @dataclass
 class TextChoice:
-    """One completion of a prompt. It is used like a `ChatChoice`."""
+    """One completion of a prompt, with the methods and attributes that the writer needs."""
 
     nothing: ClassVar[Mapping[str, Any]] = {"text": ""}
 

@@ -55,13 +55,13 @@ ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
 
 _OPTION = re.compile(r"(?:unknown )?option '(\w+)'")
 _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
-"""An absolute path, or the end of a relative one."""
+"""An absolute path, or the end of a relative one. Messages to clients leave it out."""
 
 
 class ApiError(Exception):
     """An error that a client receives: a status, and fields of OpenAI's API.
 
-    `param` names the wrong field. `cause` is the error of the engine, if there is one.
+    `param` is the name of the wrong field. `cause` is the error of the engine, if there is one.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ApiError(Exception):
         self._fields = {"error": kind.__name__}
 
     def response(self) -> Response:
-        """Return the response that a client receives."""
+        """Return the error as an HTTP response."""
         return JSONResponse(self.body, self.status, self.headers)
 
     @property

@@ -25,9 +25,9 @@ TOKENS: Final = {
 
 
 class Metrics(Collector):
-    """Counters and gauges of one server, in a registry of their own. They are thread-safe.
+    """Counters, histograms and gauges of one server, in a registry of their own.
 
-    `engine` returns the engine, or None while members load. Every reading of a gauge calls it.
+    `engine` returns the engine, or None while members load. Each reading of the metrics calls it.
     """
 
     def __init__(self, engine: Callable[[], AdaFuseEngine | None]) -> None:
@@ -89,7 +89,7 @@ class Metrics(Collector):
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges of the engine's state, whenever Prometheus reads them."""
+        """Yield gauges of the engine's state. The registry calls this for each reading."""
         engine = self._engine()
         is_ready = engine is not None and not engine.closed
         yield GaugeMetricFamily("adafuse_ready", "Whether the members are loaded.", int(is_ready))

@@ -24,14 +24,14 @@ LIBRARY = "markdown-it.umd.min.js"
 
 NAMES = "base talks state server markdown answer asking round settings main"
 EXAMPLES = ("people", "dates", "arithmetic")
-"""Skills of the embedded members. The page begins with a question for each of them."""
+"""Skills of the embedded members. An empty chat offers an example question for each skill."""
 
 SCRIPTS = tuple(f"{name}.js" for name in NAMES.split())
 """The scripts of the page, in order. They share one scope."""
 
 
 def page_route() -> Route:
-    """Return the route of the page."""
+    """Return the route of the page, with headers for security and for browser caches."""
     html = page()
     headers = {
         "content-security-policy": _policy(html),

@@ -55,7 +55,7 @@ class _ResponseBody(Conversational):
 
 
 def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
-    """Read a request for a response."""
+    """Read a request to the Responses API."""
     parsed = parse(_ResponseBody, body, ignored)
     metadata = body.get("metadata")
     options, names = read_options(parsed, ignored)
@@ -126,7 +126,7 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
 
 
 def _known(item: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return a call or a result of another type, such as a custom tool's, as that of a function."""
+    """Return an item. Calls and results of other tools, such as custom ones, become functions'."""
     kind = item.get("type") or "message"
     if kind == "item_reference":
         raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
@@ -161,13 +161,14 @@ def response_usage(counts: Usage) -> dict[str, Any]:
 
 
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""By the type of an item, the beginning of the names of the events about its text."""
+"""By the type of an item, how the names of events about its text begin."""
 
 
 class ResponseWriter:
     """Writes one response: as events while it grows, or as a whole.
 
-    `engine` counts the tokens of reasoning. The other arguments are those of `CompletionWriter`.
+    `engine` counts the tokens of reasoning, and `config` has options that the response repeats.
+    The other arguments are those of `CompletionWriter`.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class ResponseWriter:
         }
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield the events of a stream for an event of the engine."""
+        """Yield the server-sent events for an event of the engine."""
         if not self._sequence:
             for kind in ("created", "in_progress"):
                 yield self._sent(f"response.{kind}", response=self._response("in_progress"))
@@ -226,7 +227,7 @@ class ResponseWriter:
         yield self._sent(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the end of a stream that fails."""
+        """Return the last events of a stream that fails."""
         described = error.body["error"]
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         failed = {"code": code, "message": described["message"]}
@@ -238,7 +239,7 @@ class ResponseWriter:
         )
 
     def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return the whole response, if it is not streamed."""
+        """Return the body of an answer that is no stream."""
         (generation,) = generations
         if self._has_logprobs:
             self._tokens = openai_logprobs(generation.rounds)["content"]

@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server(
             (host, port), family=family, backlog=2048, dualstack_ipv6=both
         )
-        # short parts of a stream wait 40 ms without this option; asyncio sets it on its own sockets
+        # short parts of a stream wait 40 ms without this; asyncio sets it only on its own sockets
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -68,7 +68,8 @@ def run(
 
     Members load in the background. On SIGTERM or SIGINT (Ctrl-C), the server accepts no more
     connections. Running requests may take `ServingConfig.drain_seconds` more seconds; then they end
-    with the text so far. A second signal ends the process at once, and so does a member that hangs.
+    with the text so far. A second signal ends the process at once. A member that hangs cannot keep
+    the process alive.
 
     Raises:
         AdaFuseError: the members cannot be loaded.

@@ -29,7 +29,7 @@ SINGLE = "single"
 """Name of the strategy for a member alone."""
 
 THREADS = 16
-"""The server checks at most so many requests with a grammar at once, and as many others."""
+"""Maximum number of requests with a grammar that the server checks at once, and of others."""
 
 TOKEN_CHARACTERS = 16
 """Maximum characters of a prompt for each token of the context window. The server refuses a longer
@@ -55,7 +55,7 @@ class Service:
         self._engine: AdaFuseEngine | None = None
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
-        # separate threads, so that no request waits for the grammar of another one
+        # separate threads, so that requests without a grammar do not wait for grammars of others
         self._threads = [anyio.CapacityLimiter(THREADS) for _ in range(2)]
         self._stops = self._cancelled = False
 
@@ -132,7 +132,7 @@ class Service:
         characters: int = 0,
         is_long: bool = False,
     ) -> dict[str, Any]:
-        """Check a request, and return its options. The server's limit of tokens is a default.
+        """Check a request. Return its options, with the server's limit of tokens if they set none.
 
         The longest of the request's `inputs` prompts has `characters` characters. `is_long`:
         whether replies are long by default, as in a chat, because a cut one helps nobody.
@@ -173,8 +173,8 @@ class Service:
         """Serve a request: run `work` in a thread, and yield its result for the response.
 
         `work` receives an event, which is set as soon as nobody waits for the response, or the
-        server ends the request. It may take `limit` seconds (default: the server's limit). With
-        `has_grammar`, requests without a grammar do not wait for it.
+        server ends the request. `work` may take `limit` seconds (default: the server's limit). With
+        `has_grammar`, requests without a grammar do not wait for `work`.
         """
         cancel = threading.Event()
         limit = self.config.request_timeout if limit is None else limit
@@ -206,12 +206,12 @@ class Service:
             cancel.set()  # the thread may still be at work
 
     async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
-        """Serve a request that is nothing but `work`, and return the result."""
+        """Serve a request whose response needs only the result of `work`. Return this result."""
         async with self.admitted(work, has_grammar=has_grammar) as result:
             return result
 
     async def events(self, run: Run[E]) -> AsyncGenerator[tuple[int, E], None]:
-        """Yield the events of a run, and count its rounds."""
+        """Yield the events of a run with their responses' numbers, and count them for metrics."""
         has_text = False
         with closing(run):
             async for index, event in run:

@@ -37,7 +37,7 @@ DONE = b"data: [DONE]\n\n"
 async def read_object(
     request: Request, read: Callable[[dict[str, Any], Ignored], T], config: ServingConfig
 ) -> T:
-    """Read the JSON object in the body of a request, and call `read` with it in a thread."""
+    """Return what `read` makes of the JSON object in a body. `read` runs in a thread."""
     body = await read_body(request, config)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
@@ -60,7 +60,7 @@ async def read_object(
 
 
 def event(data: Mapping[str, Any], kind: str = "") -> bytes:
-    """Return data as a server-sent event, with a line for its type `kind` if that is set."""
+    """Return data as a server-sent event of the type `kind`, or without a type."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     head = f"event: {kind}\n" if kind else ""
     return f"{head}data: {text}\n\n".encode()
@@ -88,7 +88,7 @@ async def with_pauses(items: AsyncGenerator[T, None]) -> AsyncGenerator[T | None
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel the work if the client leaves.
 
-    Read the whole body of the request before: then `receive` waits only for the client's departure.
+    Call this only after the whole body was read: then `receive` returns only if the client leaves.
 
     Raises:
         ClientDisconnect: the client left.
@@ -106,7 +106,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 class StreamResponse(StreamingResponse):
-    """A stream of events: a first part, and those of a generator. It closes the generator."""
+    """A stream of events: `first`, and then `parts`, a generator that the response closes."""
 
     def __init__(self, first: bytes, parts: AsyncGenerator[bytes, None]) -> None:
         async def content() -> AsyncGenerator[bytes, None]:
@@ -120,6 +120,6 @@ class StreamResponse(StreamingResponse):
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
+        """Send the stream. Close its generator at the end, and also if the client leaves."""
         async with aclosing(self._parts):
             await super().__call__(scope, receive, send)
