@@ -79,7 +79,7 @@ def to_conversation(
     `check_conversation`.
 
     Raises:
-        InvalidInputError: as `check_conversation`.
+        InvalidInputError: a message or tool cannot be used, as for `check_conversation`.
     """
     calls = _Calls()
     messages = [_to_message(number, turn, calls) for number, turn in enumerate(turns)]

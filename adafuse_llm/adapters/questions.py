@@ -1,4 +1,4 @@
-"""Convert typed questions from the form of LangChain and of the server, and answers to it."""
+"""Convert typed questions from LangChain's and the server's form, and answers to LangChain's."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CUT = ("length", "cancelled")
 """Finish reasons of replies that a limit or the user ended, and not the members."""
 
 HEAD = 32
-"""A reply can be calls without markers only if this many first characters have a key of calls."""
+"""A reply can be calls without markers only if its first `HEAD` characters have a call's key."""
 
 _KEYS = {"name", "arguments"}
 _FENCE = re.compile(r"(?:^|(?<=[}\]]))[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
@@ -61,7 +61,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A well-formed call. Its tool may be unknown, and its arguments need not fit the tool."""
+    """A well-formed call. Its tool may be unknown, and its arguments may violate the schema."""
 
     name: str
     arguments: dict[str, Any]
@@ -142,10 +142,9 @@ class ReplyDelta:
 
 
 def cut_off(finish_reason: str | None, limit: str) -> str:
-    """Return a clause about what cut a reply off, such as a limit; "" if nothing did.
+    """Return what cut a reply off, with frameworks' names of options; "" if nothing did.
 
-    The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`. The clause has the names
-    of options in frameworks.
+    The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`.
     """
     if finish_reason not in CUT:
         return ""
@@ -289,7 +288,7 @@ class ReplyReader:
     # Parts -------------------------------------------------------------------------------------
 
     def _released(self, part: _Read) -> list[_Read]:
-        """Return what is certain. Hold text back while the reply may be calls without markers."""
+        """Return final parts. Hold text back while the reply may be calls without markers."""
         if isinstance(part, Reasoning):
             return [part]
         if isinstance(part, Text):

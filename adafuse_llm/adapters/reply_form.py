@@ -99,7 +99,7 @@ class ReplyForm:
             )
 
     def after(self, turns: Iterable[Turn]) -> ReplyForm:
-        """Return the form of the next reply in a conversation, in which both would be possible.
+        """Return the form of the next reply in a conversation: tools, the schema, or both.
 
         Small members tend to invent the values of an object instead of calling a tool, and later to
         repeat a call instead of writing the object. So the schema is left out before a tool's
@@ -229,7 +229,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 
 def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of a reply from tools and from those `keywords` that are `FORM_KEYWORDS`.
+    """Return the form of a reply for these tools and for the `FORM_KEYWORDS` among `keywords`.
 
     Raises:
         InvalidInputError: a value has an unknown form, or the choice does not fit the tools.
