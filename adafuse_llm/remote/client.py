@@ -49,7 +49,7 @@ CLOSED = "this engine is closed; create a new one"
 
 T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
-"""Sends a request and delivers its responses' events, from the number of the first response."""
+"""Sends a request and delivers its events. The first argument is its first response's number."""
 
 
 class RemoteEngine(Engine):

@@ -115,7 +115,7 @@ class AccessLog:
         self._count, self._counted = count, counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve an HTTP request. Events of other kinds pass unchanged."""
+        """Serve an HTTP request. ASGI scopes of other types pass unchanged."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

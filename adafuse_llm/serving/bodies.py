@@ -85,7 +85,7 @@ class Ignored:
     warnings: list[str] = field(default_factory=list)
 
     def add(self, name: str, reason: str = "") -> None:
-        """Warn that a field, such as ``a.b``, is ignored. `reason`: why, or what to send for it."""
+        """Warn that a field like ``a.b`` is ignored. `reason`: why, or what to send instead."""
         reason = f": {reason}" if reason else ""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
@@ -180,7 +180,7 @@ class Extension(BaseModel):
 class Body(BaseModel):
     """The body of a request, which can also have all `OPTIONS`.
 
-    The constants are names for errors: the fields of the prompt, the reply's form and its length.
+    Errors name the fields of the prompt, the reply's form and its length by the constants.
     """
 
     PROMPT: ClassVar[str] = "messages"

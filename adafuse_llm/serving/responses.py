@@ -126,7 +126,7 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
 
 
 def _known(item: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return an item. Calls and results of other tools, such as custom ones, become functions'."""
+    """Return an item, with calls and results of custom and other tools as those of a function."""
     kind = item.get("type") or "message"
     if kind == "item_reference":
         raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
@@ -167,8 +167,7 @@ TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 class ResponseWriter:
     """Writes one response: as events while it grows, or as a whole.
 
-    `engine` counts the tokens of reasoning, and `config` has options that the response repeats.
-    The other arguments are those of `CompletionWriter`.
+    `engine` counts the tokens of reasoning. The response repeats some options of `config`.
     """
 
     def __init__(

@@ -68,8 +68,7 @@ def run(
 
     Members load in the background. On SIGTERM or SIGINT (Ctrl-C), the server accepts no more
     connections. Running requests may take `ServingConfig.drain_seconds` more seconds; then they end
-    with the text so far. A second signal ends the process at once. A member that hangs cannot keep
-    the process alive.
+    with the text so far. The process ends even if a member hangs, and at once on a second signal.
 
     Raises:
         AdaFuseError: the members cannot be loaded.
