@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
 CUT_KEY = "adafuse_cut"
-"""Key in the metadata of a message for what cut it off, such as a limit."""
+"""Key of what cut a message off, such as a limit, in the metadata of the message."""
 
 ROUNDS_KEY = "adafuse_rounds"
 """Key of the records of rounds in messages and generations."""
@@ -54,7 +54,7 @@ STANDARD: Mapping[type[AdaFuseError], type[exceptions.ModelError]] = {
 
 @contextmanager
 def langchains_error() -> Iterator[None]:
-    """Make an error in the block also an instance of LangChain's class for it."""
+    """Let an error in the block be an instance of LangChain's class for it, too (`STANDARD`)."""
     try:
         yield
     except AdaFuseError as error:
@@ -83,7 +83,7 @@ def _restored(own: type[AdaFuseError], *arguments: Any) -> AdaFuseError:
 
 
 class Told(BaseModel):
-    """The part of a chunk for callbacks: the records of the rounds that wrote it."""
+    """A field of chunks, for callbacks: the records of the rounds that wrote the chunk."""
 
     rounds: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -118,14 +118,14 @@ class ResponseChunks(ABC):
 
     @abstractmethod
     def read(self, event: StreamEvent) -> list[Any]:
-        """Return the chunks of an event."""
+        """Add an event to the response, and return the chunks of the event."""
 
     @abstractmethod
     def generation(self) -> Generation:
-        """Return the finished response."""
+        """Return the finished response as LangChain's generation."""
 
     def records(self, event: StreamEvent) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return the record of an event's round, if it has one, and the part that messages keep."""
+        """Return a list with the record of an event's round, and what messages keep of it."""
         call = self.call
         if event.round is None or call.model.round_detail == "none":
             return [], {}
@@ -168,10 +168,10 @@ class ResponseChunks(ABC):
 
 @dataclass
 class ModelCall:
-    """One call of a model, which has the options of the call.
+    """One call of a model. `model` is a copy that has the options of the call.
 
     Attributes:
-        not_enforced: which part of the form should be enforced but is not, and why; or "".
+        not_enforced: why a part of `form` is not enforced although it should be, or "".
     """
 
     model: EnsembleModel
@@ -240,7 +240,7 @@ class ModelCall:
         ]
 
     def _with_effort(self, engine: Engine, options: dict[str, Any], effort: str) -> dict[str, Any]:
-        """Add an effort to the variables of chat templates, unless the user has set it there."""
+        """Add an effort to the variables of chat templates. The user's variables override it."""
         read, problem = {EFFORT: effort}, ""
         if isinstance(engine, AdaFuseEngine):  # a server has templates that are not known here
             active = [each for each in engine.backends if each.name in self.model._names]
@@ -252,7 +252,7 @@ class ModelCall:
 
 
 def _for_whole(run: Any) -> Any:
-    """Return a run without the handlers that stream chunks: this call asks for whole responses."""
+    """Return a run without handlers that stream, because this call asks for whole responses."""
     if run is None:
         return None
     run = copy(run)  # LangChain knows these handlers by their method, too

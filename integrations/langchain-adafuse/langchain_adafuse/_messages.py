@@ -54,7 +54,7 @@ def to_turn(message: BaseMessage) -> Turn:
 
 
 def as_function(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON schema, possibly of a ``response_format``, as a function of OpenAI's API."""
+    """Return a JSON schema, or the one in a ``response_format``, as a function of OpenAI's API."""
     schema = schema.get("json_schema", schema) if schema.get("type") == "json_schema" else schema
     name = schema.get("name", "output")
     if isinstance(inner := schema.get("schema"), dict):

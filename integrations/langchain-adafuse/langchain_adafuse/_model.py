@@ -64,7 +64,7 @@ class EnsembleRunnable(EnsembleFields, Serializable):
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def bind(self, **kwargs: Any) -> Any:
-            """Return a copy of the model with the given options, and bind other keywords to it.
+            """Return a copy of the model with these options. Bind other keywords to the copy.
 
             LangChain's binding would lose options that are bound before `bind_tools`.
             """
@@ -115,7 +115,7 @@ class EnsembleRunnable(EnsembleFields, Serializable):
 
     @langchains_error()
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
-        """Return a copy of the model with the overrides of a call, if it has any."""
+        """Return a copy of the model with the overrides of a call, or the model without any."""
         keywords = {name: value for name, value in overrides.items() if value is not None}
         if stop is not None:
             keywords["stop"] = stop
@@ -179,7 +179,7 @@ class EnsembleModel(EnsembleRunnable):
 
     @abstractmethod
     def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> ModelCall:
-        """Return a call of the model for prompts or messages, with the keywords of the call."""
+        """Return a call for prompts or messages. The `keywords` override fields of the model."""
 
     @abstractmethod
     def _result(self, call: ModelCall, generations: list[Any]) -> Any:

@@ -60,9 +60,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         chat.invoke("Who founded the mill?").content
 
     The first call, or `warmup`, loads the members. Each of them reads the messages in the format of
-    its own chat template. The system message describes tools and schemas. A stream has one chunk
-    per committed span, and at its end one with the metadata. Reasoning is in the
-    ``additional_kwargs``, as ``reasoning_content``.
+    its own chat template. The system message describes schemas and, for templates without tools,
+    the tools. A stream has a chunk per committed span, and at its end one with the metadata.
+    Reasoning is in the ``additional_kwargs``, as ``reasoning_content``.
     """
 
     def __init__(self, **fields: Any) -> None:  # else type checkers derive one without options
@@ -82,7 +82,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     reasoning_effort: str | None = None
     """How much the members reason, such as ``"low"``, if their chat templates read it. ``"none"``
-    also switches reasoning off. If no template reads it, there is a warning."""
+    also switches reasoning off. If the templates cannot use the value, there is a warning."""
 
     _per_call = (
         *EnsembleModel._per_call,
@@ -149,8 +149,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     ) -> Runnable[LanguageModelInput, Any]:
         """Return a runnable whose output fits a schema, which constrains decoding (see `enforce`).
 
-        A stream of plain data yields the object again and again while it grows; an instance of a
-        class comes once, at the end of the reply.
+        A stream yields plain data again and again while it grows, but an instance of a class only
+        once, at the end of the reply.
 
         Args:
             schema: a pydantic class (the output is an instance of it), a TypedDict, or a JSON
@@ -174,7 +174,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         if schema is None and method != "json_mode":
             raise InvalidInputError(f"method={method!r} needs a schema; got None")
 
-        # every form of a schema becomes the one of a tool
+        # convert a schema of any kind into the schema of a tool
         schema = {"type": "object"} if schema is None else schema
         tool = openai_tool(as_function(schema) if isinstance(schema, dict) else schema, strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
@@ -184,7 +184,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             of_class: PydanticOutputParser[Any] = PydanticOutputParser(pydantic_object=schema)
             parser = RunnableLambda(partial(_instance, parser=of_class))
 
-        # the model with this schema in every call, and the parser of its replies
+        # bind the schema to all calls of the model, and choose the parser of its replies
         if method == "function_calling":
             is_value = {"enum", "const"} & json_schema.keys()
             if is_value or "object" not in json_schema.get("type", "object"):
@@ -372,7 +372,7 @@ async def _awhole(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage
 
 
 def _instance(message: AIMessage, parser: PydanticOutputParser[Any]) -> Any:
-    """Return the instance of a class in a reply.
+    """Return an instance of the parser's class from the text of a reply.
 
     Pydantic reads the text as JSON first, because a strict class takes a date or an enum only from
     JSON. If this fails, LangChain's parser reads the message.
@@ -384,7 +384,7 @@ def _instance(message: AIMessage, parser: PydanticOutputParser[Any]) -> Any:
 
 
 def _arguments(message: AIMessage, name: str) -> AIMessage:
-    """Return a message with the arguments of the first call of a tool as its text."""
+    """Return a message whose text is the arguments of the first call of a tool."""
     for call in message.tool_calls:
         if call["name"] == name:
             return AIMessage(json.dumps(call["args"]))

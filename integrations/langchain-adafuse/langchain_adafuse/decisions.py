@@ -23,7 +23,7 @@ from langchain_adafuse._model import EnsembleRunnable
 
 
 class AdaFuseResponse(lc.ClassifierResponse):
-    """LangChain's answers, with those of the ensemble."""
+    """LangChain's response, with the answers in adafuse-llm's own form."""
 
     decision: Decision
     """The answers with the probabilities of each member, and with warnings."""
@@ -34,8 +34,8 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
     The fields for members are those of `ChatAdaFuse`. The options are those of
     `AdaFuseEngine.decide`, which also explains the answers and the errors. Other options have no
-    effect. Every call can override the options. With `decisions`, only the `weights` of a call have
-    an effect. A state is text, JSON or messages, without images.
+    effect. Every call can override the options. `decisions` override the model's `weights`, but the
+    `weights` of a call override `decisions`. A state is text, JSON or messages, without images.
     """
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
