@@ -1,4 +1,4 @@
-"""The decode of one request. It yields chunks of the response and emits events for the rounds."""
+"""Decode one request: yield chunks of the response, and emit events for the rounds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ R = TypeVar("R")
 
 
 Convert = Callable[[StreamEvent, AdaFuseRaw, list[list[LogProb]] | None], R]
-"""A function that turns an event, or one event with the whole response, into LlamaIndex's response.
-Each list of log-probabilities has the committed token first, then the other likeliest ones."""
+"""A function that turns an event, which may have the whole response, into LlamaIndex's response.
+Each list has the log-probability of a committed token, then those of the likeliest others."""
 
 Prepared = tuple[Engine, Request, Convert[R]]
 
 
 class Decode(Generic[R]):
-    """The decode of one request.
+    """Decodes one request, into a whole response or into a stream.
 
     `prepare` loads members and compiles grammars, so asynchronous methods call it in a thread.
     With `round_events`, each round becomes an event in the span of the LLM call.
@@ -92,7 +92,7 @@ class Decode(Generic[R]):
                 yield event
 
     def _take(self, number: int, event: StreamEvent) -> None:
-        """Keep a complete response, and report a round of the first response."""
+        """Keep the response if the event completes it. Report a round of the first response."""
         if event.generation is not None:
             self._done[number] = event.generation
         if self._round_events and number == 0 and event.round is not None:

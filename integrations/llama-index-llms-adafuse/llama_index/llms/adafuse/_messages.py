@@ -18,7 +18,7 @@ from adafuse_llm.adapters.conversation import Turn
 def to_turn(message: ChatMessage) -> Turn:
     """Convert a message.
 
-    Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``.
+    Calls are blocks or, from some other LLMs, in OpenAI's form in ``additional_kwargs``.
     """
     extras = message.additional_kwargs
     parts: list[Any] = []

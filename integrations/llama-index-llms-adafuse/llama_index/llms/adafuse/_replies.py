@@ -141,7 +141,7 @@ def _openai_call(block: ToolCallBlock) -> dict[str, Any]:
 
 
 def _without_cut_input(text: str) -> str:
-    """Return a step without the input of a tool that a limit cut off. Agents would repair it."""
+    """Remove a tool's input from a step if a limit cut the input off. Agents would repair it."""
     step, marker, value = text.rpartition("Action Input:")
     try:
         json.JSONDecoder().raw_decode(value.strip())

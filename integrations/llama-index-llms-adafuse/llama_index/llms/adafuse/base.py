@@ -61,16 +61,16 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
 
     LangChain's class in `langchain_adafuse` has the same name.
 
-    The members are loaded on first use. An LLM is thread-safe. A pickled LLM has its members'
-    places and its options, but no weights.
+    The members load on first use. An LLM is thread-safe. A pickled LLM has its options and the
+    settings of its members, but no weights.
 
     Args:
         members: folders, GGUF files, hub ids, or mappings with the settings of members. For the
             three small models that ship with adafuse-llm, call `from_embedded`.
         engine: an existing engine, such as a `RemoteEngine`, to use instead of `members`.
         context_window, is_chat_model, is_function_calling_model: values for `metadata` instead of
-            the members' own. Core's agents and programs call tools only of function-calling models,
-            so set the last one to use them with members whose calls cannot be enforced.
+            the members' own. LlamaIndex's agents and programs pass tools only to function-calling
+            models; set the last value to true for members whose calls cannot be enforced.
         request_timeout: time limit of a call in seconds, excluding loading. The keyword ``timeout``
             of a call overrides it.
         round_events: whether each round is an event of LlamaIndex's instrumentation.
@@ -192,9 +192,9 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
 
     @property
     def tokenizer(self) -> Callable[[str], list[int]]:
-        """A function from a text to its tokens, for ``Settings.tokenizer``. It loads the members.
+        """A function from a text to tokens, for ``Settings.tokenizer``. Reading it loads members.
 
-        The tokens are those of the active member that needs the most, so only their number counts.
+        The tokens are those of the active member that needs the most, so use only their number.
         """
         engine, names = self.engine, self._names
 
@@ -213,7 +213,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """Return an object of `output_cls` from the members' reply to a prompt with its schema.
+        """Return an object of `output_cls` that the members write in reply to a prompt.
 
         Raises:
             MalformedReplyError: the reply is no valid object, for example because it was cut off.
@@ -368,7 +368,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
     ) -> Request:
         """Return the request for a chat. With `messages_to_prompt`, all members read one prompt."""
-        # what the members may write
+        # determine what the members may write
         options = self._call_options(overrides)
         if not form.is_free:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
@@ -377,7 +377,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         if warning:
             self._warn_once(warning)
 
-        # what they read, in the form of their own templates or of the user's function
+        # determine what they read: messages for their templates, or the prompt of a user's function
         if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
         conversation = to_conversation(

@@ -19,14 +19,14 @@ from adafuse_llm.errors import InvalidInputError
 
 
 class AdaFuseSelector(BaseSelector):
-    """A selector for `RouterQueryEngine`, which chooses by the members' probabilities.
+    """A selector, such as for `RouterQueryEngine`. It chooses by the members' probabilities.
 
     Members read the query, and then the descriptions of the choices. The order of the choices does
-    not count. The ``reason`` of a selection gives its probability.
+    not matter. The ``reason`` of a selection has its probability.
 
     Args:
-        llm: its members choose. Its options for decisions and its `request_timeout` apply. Instead,
-            pass `members=`, `engine=` or other fields of `AdaFuseLLM`.
+        llm: the LLM whose members choose. Its options for decisions and its `request_timeout`
+            apply. Instead, you can pass `members=`, `engine=` or other fields of `AdaFuseLLM`.
         threshold: lowest probability at which a choice is selected in addition to the likeliest
             one. The probabilities of all choices sum to 1.
     """
@@ -41,7 +41,7 @@ class AdaFuseSelector(BaseSelector):
         texts = [" ".join(choice.description.split()) for choice in choices]
         if len(texts) < 2:
             return SelectorResult(selections=[SingleSelection(index=0, reason="the only choice")])
-        # number equal descriptions
+        # number equal descriptions, because the options of a question must differ
         texts = [t if texts.count(t) == 1 else f"{t} ({n})" for n, t in enumerate(texts, start=1)]
         question = Choice("Which of these helps to answer it?", texts)
         (likely,) = _answers(self._llm, [query.query_str], question)
@@ -65,14 +65,14 @@ class AdaFuseSelector(BaseSelector):
 
 
 class AdaFuseRelevance(BaseNodePostprocessor):
-    """A filter for query engines, which keeps the passages that probably hold the answer.
+    """A filter for query engines. It keeps the passages that probably hold the answer.
 
     Members read each passage, and then the question. The score of a passage becomes its
     probability, and the likeliest comes first. Passages without text are dropped.
     """
 
     llm: AdaFuseLLM
-    """Its members read the passages. The same options apply as for `AdaFuseSelector`."""
+    """The LLM whose members read the passages. Its options apply as for `AdaFuseSelector`."""
 
     threshold: float = 0.5
     """Lowest probability of the passages that are kept. Small members rank passages better than

@@ -1,4 +1,4 @@
-"""The ``raw`` field of responses, with the rounds and token usage of a response."""
+"""The ``raw`` field of responses, with rounds and token usage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adafuse_llm.summary import Summary
 
 
 class TokenUsage(BaseModel):
-    """Token counts of the member with the most tokens, and in `members` those of all."""
+    """Token counts of the member with the most tokens. `members` has those of all members."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +49,7 @@ class AdaFuseRaw(BaseModel):
 
     @classmethod
     def of(cls, rounds: tuple[Round, ...], generation: Generation | None) -> AdaFuseRaw:
-        """Return the field of a chunk with some rounds, or of a whole response."""
+        """Return the field of a chunk or, with a `generation`, of a whole response."""
         if generation is None:
             return cls(rounds=rounds)
         counts = openai_usage(generation.usage)
