@@ -1,4 +1,4 @@
-"""Find out which members and options answer a user's questions best, and run public benchmarks.
+"""Find the members and options that answer a user's questions best, and run public benchmarks.
 
 tuning      search for members and options, and test them on held-out questions
 comparison  compare two systems on the same questions

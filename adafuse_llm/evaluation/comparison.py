@@ -7,7 +7,7 @@ p < 0.05.
 To find the interval, think of random subsets that contain each question with probability one half.
 The difference on such a subset is as likely to be above as below the true difference (Hartigan,
 "Using Subsample Values as Typical Values", 1969). So the interval leaves out the lowest and the
-highest 2.5 % of the differences on all subsets.
+highest 2.5 % of the differences on all these subsets.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Comparison(BaseModel):
 
     Attributes:
         metric: name of the metric.
-        questions: number of questions that both systems answered.
+        questions: number of questions. Both systems answered all of them.
         ours, theirs: the scores of the two systems in percent.
         difference: ours minus theirs in percentage points, with its 95 % interval: all differences
-            that the test does not reject. With five questions or fewer, it rejects none.
+            that the test does not reject. With five questions or fewer, the test rejects none.
         p_value: two-sided p-value: the probability of a difference at least this large if both
             systems are equally good.
         needed: about how many questions would show a difference of this size at p < 0.05 in four of
-            five attempts. None without a difference.
+            five attempts; None if there is no difference.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -77,7 +77,7 @@ class Comparison(BaseModel):
 
     @property
     def verdict(self) -> Literal["above", "not shown", "below"]:
-        """The result of the test: whether ``ours`` is above or below ``theirs`` at p < 0.05."""
+        """Whether the test shows, at p < 0.05, that ``ours`` is above or below ``theirs``."""
         if self.p_value >= SIGNIFICANT:
             return "not shown"
         return "above" if self.difference.value > 0 else "below"
@@ -125,7 +125,7 @@ def mcnemar(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
     `wins` and `losses` count the questions that only one of the systems answers right. The p-value
-    is twice the chance of so few wins, or so few losses, if each is a coin toss, and at most 1.
+    is twice the probability of ``min(wins, losses)`` heads or fewer in as many tosses, at most 1.
     """
     total = wins + losses
     tail = sum(math.comb(total, each) for each in range(min(wins, losses) + 1))
@@ -133,7 +133,7 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def unseen(answers: int) -> float:
-    """Return the highest share (97.5 %) of something that none of `answers` answers shows."""
+    """Return an upper bound (97.5 %) of the share of something that none of the answers shows."""
     return float(1 - 0.025 ** (1 / answers))
 
 
@@ -147,7 +147,7 @@ def share(hits: int, total: int, tail: float = 0.025) -> Score:
 
 
 def _lowest_share(hits: int, total: int, tail: float) -> float:
-    """Return the share at which `hits` or more have the probability `tail`, by bisection."""
+    """Return, by bisection, the share at which the probability of `hits` or more is `tail`."""
     counts, ways = np.arange(hits, total + 1), _log_ways(total)[hits:]
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
@@ -158,14 +158,14 @@ def _lowest_share(hits: int, total: int, tail: float) -> float:
 
 
 def _log_ways(total: int) -> NDArray[np.float64]:
-    """Return the log number of ways to choose 0, 1, ... of `total` things, [total + 1]."""
+    """Return the logarithms of the numbers of ways to choose 0, 1, ... of `total`, [total + 1]."""
     factorials = np.append(0.0, np.cumsum(np.log(np.arange(1, total + 1))))
     ways: NDArray[np.float64] = factorials[-1] - factorials - factorials[::-1]
     return ways
 
 
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
-    """Return the bounds of the differences on random subsets, without 2.5 % at either end.
+    """Return the lowest and the highest difference on random subsets, without 2.5 % at either end.
 
     `wins`, `losses` and `ties` count the questions with a difference of 1, -1 and 0. The empty
     subset agrees with every difference, so it counts at both ends.
@@ -184,7 +184,7 @@ def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     fewer = np.append(0.0, np.cumsum(of_tied))  # P(fewer ties than 0, 1, ...)
 
     def at_most(difference: float) -> float:
-        """Return the probability of a difference up to this one, without the empty subset."""
+        """Return the probability that a subset is not empty and has at most this difference."""
         if not difference:
             return float(weights[gained <= 0].sum()) - empty
         ties_at_equality = gained / difference - size

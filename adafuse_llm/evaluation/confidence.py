@@ -18,13 +18,13 @@ __all__ = ["Coverage", "Reliability", "calibrate", "fit", "predicted", "reliabil
 Array = NDArray[np.float64]
 
 FEWEST, FEWEST_OF_A_KIND = 50, 5
-"""Minimum number of answers, and minimum number of right ones and of wrong ones."""
+"""Minimum number of answers for a fit; minimum number of right ones, and of wrong ones."""
 
 RIDGE = 1.0
-"""Penalty of the coefficient of a feature with a standard deviation of 1."""
+"""Factor of a squared coefficient in the penalty, for a feature with standard deviation 1."""
 
 STEPS = 50
-"""Maximum number of Newton steps. They end early when the coefficients stop changing."""
+"""Maximum number of Newton steps. A fit ends early when the coefficients stop changing."""
 
 FOLDS, GROUPS = 10, 5
 """Number of folds of the cross-validation, and of groups for the calibration error."""
@@ -34,9 +34,9 @@ class Coverage(BaseModel):
     """The accuracy of the surest answers.
 
     Attributes:
-        answered: number of these answers, in percent of all answers.
+        answered: how many answers count as the surest, in percent of all.
         confidence: the lowest confidence of these answers.
-        right: share of right answers among them.
+        right: share of right answers among these.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -50,13 +50,13 @@ class Reliability(BaseModel):
     """The quality of confidences, measured on answers to which they were not fitted.
 
     Attributes:
-        calibration: the calibration, fitted on all answers; None if unknown.
+        calibration: the calibration, fitted on all answers; None if only confidences are known.
         questions: number of answers.
         area: area under the ROC curve, in percent: how often a right answer has a higher confidence
             than a wrong one. The interval is DeLong's.
         error: mean difference between confidence and share of right answers, in percentage points,
             over groups of equal size in the order of confidence.
-        curve: accuracy of the surest tenth of the answers, of the surest two tenths, up to all.
+        curve: accuracy of the surest tenth of the answers, of the surest two tenths, ..., of all.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -74,12 +74,12 @@ def calibrate(
     rows: Sequence[Sequence[float] | None],
     rights: Sequence[bool],
 ) -> Reliability:
-    """Fit a calibration, and cross-validate it in `FOLDS` folds.
+    """Fit a calibration on all answers, and measure its quality by cross-validation.
 
     Args:
         strategy: name of the strategy that answered.
         members: names of the members that answered.
-        rows: `adafuse_llm.calibration.features` of each answer. Answers with None do not count.
+        rows: `adafuse_llm.calibration.features` of each answer. Answers without any do not count.
         rights: whether each answer is right.
 
     Raises:
@@ -133,7 +133,7 @@ def calibration_error(sure: Array, right: NDArray[np.bool_]) -> float:
 
 
 def curve(sure: Array, right: NDArray[np.bool_]) -> tuple[Coverage, ...]:
-    """Return the accuracy of the surest tenth of the answers, the surest two tenths, and so on."""
+    """Return the accuracy of the surest tenth of the answers, the surest two tenths, ..., all."""
     order, found = np.argsort(-sure, kind="stable"), []
     for answered in range(10, 101, 10):
         chosen = order[: math.ceil(len(order) * answered / 100)]
@@ -143,7 +143,7 @@ def curve(sure: Array, right: NDArray[np.bool_]) -> tuple[Coverage, ...]:
 
 
 def fit(table: Array, right: NDArray[np.bool_]) -> Array:
-    """Return the intercept and the coefficients of a logistic regression, [1 + features]."""
+    """Fit a logistic regression. Return its intercept and coefficients, [1 + features]."""
     of_right = np.column_stack((np.ones(len(table)), table))
     options = np.stack((np.zeros_like(of_right), of_right), axis=1)
     scale = table.std(axis=0)
@@ -155,10 +155,10 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
 def likeliest(table: Array, right: NDArray[np.int64], penalty: Array) -> tuple[Array, float]:
     """Return the coefficients, [features], with which the right options are likeliest.
 
-    A table has the features of the options, [questions, options, features]. If a question has fewer
-    options than others, the rest is NaN. The `softmax` of ``table @ coefficients`` are the
-    probabilities. Newton's method maximizes the log-likelihood minus half of the penalty times the
-    squared coefficients. The second result is this maximum.
+    The table has the features of the options, [questions, options, features], and NaN where a
+    question has fewer options than others. The probabilities are the `softmax` of
+    ``table @ coefficients``. Newton's method maximizes the log-likelihood minus half of the penalty
+    times the squared coefficients. The second result is this maximum.
     """
     questions, known = np.arange(len(table)), np.nan_to_num(table)
     coefficients, step = np.zeros(len(penalty)), np.ones(len(penalty))
@@ -183,7 +183,7 @@ def softmax(scores: Array) -> Array:
 
 
 def predicted(table: Array, coefficients: Array) -> Array:
-    """Return the confidences, [answers], of a table of features."""
+    """Return the confidences, [answers], for a table of features, [answers, features]."""
     confidences: Array = 0.5 + 0.5 * np.tanh(0.5 * (coefficients[0] + table @ coefficients[1:]))
     return confidences
 

@@ -1,7 +1,7 @@
-"""Fit decisions on labeled questions, and measure by cross-validation what they are worth.
+"""Fit a calibration of typed questions, and measure its quality by cross-validation.
 
-`read_labeled` reads the questions, `measured` asks the members, and `fit_decisions` fits what they
-answered to a `DecisionCalibration`. The order of the options needs no coefficient, because the
+`read_labeled` reads the questions, `measured` asks the members, and `fit_decisions` fits a
+`DecisionCalibration` to their answers. The order of the options needs no coefficient, because the
 log-probabilities are means over all orders.
 """
 
@@ -36,21 +36,21 @@ Record: TypeAlias = dict[str, Any]
 
 
 class DecisionFit(BaseModel):
-    """A fit on all questions, and what it is worth on questions that it was not fitted on.
+    """A calibration fitted on all questions, and its quality by cross-validation.
 
     Attributes:
-        calibration: the fit. In 95 % of cases, few enough of the answers at or above its threshold
-            are wrong. Without a threshold, the questions do not show this of any answers.
+        calibration: the calibration. In 95 % of cases, at most the allowed share of the answers at
+            or above its threshold is wrong. If the questions do not show this, it has no threshold.
         questions: number of questions.
         alone: share of right answers of each member alone, fitted in the same way.
         accuracy: share of right answers of all members together.
-        error: calibration error in points, as in `Reliability`.
-        area: of two labels, the area under the ROC curve of the first one.
-        curve: accuracy against coverage, from the surest tenth to all answers.
-        coverage: share of the answers at or above the threshold, in percent.
+        error: calibration error in percentage points, as in `Reliability`.
+        area: area under the ROC curve of the first label; None unless there are two labels.
+        curve: accuracy of the surest tenth of the answers, of the surest two tenths, ..., of all.
+        coverage: percentage of the answers at or above the threshold; 0 without one.
         beta: share of questions that every member alone gets wrong, so that no choice among their
             answers is right.
-        flips: share of questions whose likeliest option changes with the order, by member.
+        flips: by member, share of questions whose likeliest option changes with the order.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -69,7 +69,7 @@ class DecisionFit(BaseModel):
 
 @dataclass(frozen=True)
 class Labeled:
-    """A typed question about a state with its right option, and the number of its line."""
+    """A typed question about a state, its right option, and its line in the file."""
 
     state: str
     question: typed.Question
@@ -78,7 +78,7 @@ class Labeled:
 
     @property
     def options(self) -> list[str]:
-        """The options in the order of the columns of log-probabilities."""
+        """The options, in the order in which columns of log-probabilities have them."""
         return self.question.orders(1)[0]
 
 
@@ -86,7 +86,7 @@ def read_labeled(content: bytes, limit: int | None = None) -> list[Labeled]:
     """Return the typed questions of a JSON Lines file, or the first `limit` of them.
 
     Raises:
-        InvalidInputError: a line cannot be used, or there are too few for a fit.
+        InvalidInputError: a line cannot be used, or there are too few questions for a fit.
     """
     questions = []
     for line in read_lines(content)[:limit]:
@@ -114,10 +114,10 @@ def _labeled(line: Line) -> Labeled:
 def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str], list[int]]:
     """Return the indices of the right options, the labels, and the numbers of the states.
 
-    The labels, which get intercepts, are the options, if all questions have the same ones.
+    The labels are the options that get intercepts: all if the questions have the same, else none.
 
     Raises:
-        InvalidInputError: there are too few questions for a fit.
+        InvalidInputError: there are too few questions, states or answers per label for a fit.
     """
     rights = [each.options.index(each.right) for each in questions]
     is_same = all(each.options == questions[0].options for each in questions)
@@ -138,9 +138,9 @@ def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str]
 def measured(
     engine: AdaFuseEngine, questions: Iterable[Labeled], cancel: Event
 ) -> Generator[Record]:
-    """Ask the members, and yield their log-probabilities for each question as JSON data.
+    """Ask the members, and yield a record of JSON data for every question.
 
-    They are [orders, options] by member.
+    It has the log-probabilities, [orders, options], by member.
     """
 
     def read(asked: Labeled) -> Record:
@@ -166,7 +166,7 @@ def measured(
 def fit_measured(
     questions: Sequence[Labeled], records: Sequence[Record], most_wrong: float
 ) -> DecisionFit:
-    """Fit what `measured` has yielded, as `fit_decisions` does."""
+    """Call `fit_decisions` with the records that `measured` has yielded."""
     read = {record["line"]: record["logprobs"] for record in records}
     logprobs = [np.array([*read[each.line].values()]).swapaxes(0, 1) for each in questions]
     return fit_decisions([*records[0]["logprobs"]], questions, logprobs, most_wrong)
@@ -178,7 +178,7 @@ def fit_decisions(
     logprobs: Sequence[Array],
     most_wrong: float = 5.0,
 ) -> DecisionFit:
-    """Fit decisions on labeled questions. If all have the same options, each gets an intercept.
+    """Fit a calibration. If all questions have the same options, each option gets an intercept.
 
     Args:
         members: names of the members.
@@ -187,7 +187,7 @@ def fit_decisions(
         most_wrong: percentage of the answers at or above the threshold that may be wrong.
 
     Raises:
-        InvalidInputError: there are too few questions.
+        InvalidInputError: there are too few questions for a fit.
     """
     right, labels, states = _columns(questions)
     table = _table([each.mean(axis=0) for each in logprobs], len(labels))
@@ -232,7 +232,7 @@ def fit_decisions(
 def flips(orders: Sequence[Array]) -> Score:
     """Return the share of questions whose likeliest option changes with the order.
 
-    The log-probabilities of each question are [orders, options].
+    For every question, `orders` has log-probabilities, [orders, options].
     """
     return _share(np.array([np.ptp(each.argmax(axis=1)) > 0 for each in orders]))
 
@@ -242,9 +242,9 @@ def _share(hits: NDArray[np.bool_]) -> Score:
 
 
 def _bound(point: Coverage, questions: int) -> float:
-    """Return how many of the surest answers are wrong at most, in percent.
+    """Return an upper bound for the percentage of wrong answers among the surest ones.
 
-    It holds for all ten points of a curve in 95 % of cases, because each fails in 0.5 %.
+    In 95 % of cases, the bounds of all ten points of a curve hold: each fails in 0.5 % at most.
     """
     size = math.ceil(questions * point.answered / 100)
     return 100 - share(round(size * point.right.value / 100), size, tail=0.005).low
@@ -253,7 +253,7 @@ def _bound(point: Coverage, questions: int) -> float:
 def _table(logprobs: Sequence[Array], labels: int) -> Array:
     """Return the features of the options, [questions, options, members + labels].
 
-    Where a question has fewer options than others, they are NaN.
+    Where a question has fewer options than others, the features are NaN.
     """
     most = max(each.shape[1] for each in logprobs)
     table = np.full((len(logprobs), most, len(logprobs[0]) + labels), np.nan)
@@ -266,8 +266,8 @@ def _table(logprobs: Sequence[Array], labels: int) -> Array:
 def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], members: int) -> Array:
     """Return the best coefficients: at least 0 for allowed members, and 0 for other members.
 
-    Noise gives a small coefficient also to a member that knows nothing, so each member must add
-    `WORTH`.
+    Noise gives even a member that knows nothing a small coefficient. So a member must add `WORTH`
+    to the log-likelihood.
     """
     labels, found = range(members, table.shape[2]), []
     for size in range(1, len(allowed) + 1):
@@ -283,7 +283,7 @@ def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], member
 
 
 def _fit(table: Array, right: NDArray[np.int64], columns: Sequence[int]) -> tuple[Array, float]:
-    """Return the likeliest coefficients, 0 outside the columns, and their log-likelihood."""
+    """Return the `likeliest` coefficients, which are 0 outside the columns, and the maximum."""
     known = table[..., columns]
     scale = np.maximum(np.nanstd(known, axis=(0, 1)), 1e-6)
     coefficients = np.zeros(table.shape[2])

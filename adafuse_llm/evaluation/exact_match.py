@@ -1,7 +1,7 @@
 """Metrics that decide whether an answer is right.
 
 exact_match  equality after SQuAD's normalization
-contains     whether the answer, such as a sentence, has an accepted answer in it
+contains     whether an accepted answer occurs in the answer, such as a sentence
 number       equality of the final numbers
 verbatim     equality character by character
 """
@@ -35,8 +35,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalize(text: str) -> str:
     """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces.
 
-    A text of which nothing would be left, such as "A" or "---", is only converted to lower case, so
-    that it differs from an empty answer.
+    If nothing else is left of a text, such as "A" or "---", the punctuation and articles stay, so
+    that the text differs from an empty answer.
     """
     plain = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join((plain if plain.strip() else text.lower()).split())
@@ -49,10 +49,10 @@ def exact_match(answer: str, accepted: Iterable[str]) -> bool:
 
 
 def contains(answer: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer, such as a sentence, has the words of an accepted answer in it.
+    """Return whether an answer, such as a sentence, contains the words of an accepted answer.
 
     An answer with the word "or" names possibilities and is wrong, unless the accepted answer has
-    this word, too. "It was not Ada Brook" and lists without "or" count as right.
+    this word, too. But denials ("It was not Ada Brook") and lists without "or" count as right.
     """
     text = f" {normalize(answer)} "
     found = [words for each in accepted if (words := f" {normalize(each)} ") in text]
@@ -76,10 +76,10 @@ _NUMBER = re.compile(
 def final_number(text: str) -> Decimal | None:
     r"""Return the final number of a solution, or None if the text has no number.
 
-    If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of this
-    line counts: the first number after its last "=", or else its first number. Without such words,
-    the text's last number counts. A number may have commas between thousands, a currency sign,
-    decimals and a minus sign. Fractions are not supported.
+    If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of the
+    line after the last of them counts: the first number after its last "=", or else its first
+    number. Otherwise, the text's last number counts. A number may have commas between thousands, a
+    currency sign, decimals and a minus sign. Fractions are not supported.
     """
     text = text.replace("{,}", ",")
     announced = list(_ANNOUNCED.finditer(text))
@@ -105,13 +105,13 @@ def number(answer: str, accepted: Iterable[str]) -> bool:
 
 
 def first_line(text: str) -> str:
-    """Return the first line that is not blank, because base models go on after their answer."""
+    """Return the first line that is not blank. Base models go on after it with other text."""
     return next(iter(text.strip().splitlines()), "").strip()
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How to read the answer from a response (without its reasoning), and whether it is right."""
+    """How to read the answer from a response without reasoning, and whether the answer is right."""
 
     read: Callable[[str], str]
     is_right: Callable[[str, Sequence[str]], bool]

@@ -14,7 +14,7 @@ from adafuse_llm.errors import InvalidInputError, short_repr
 
 
 class Line(NamedTuple):
-    """A line of a test set: number from 1, question, accepted answers, and the whole object."""
+    """A line of a test set: its number from 1, "question" and "answer", and the whole object."""
 
     number: int
     question: str
@@ -34,7 +34,7 @@ def read_lines(content: bytes) -> list[Line]:
     """Return the lines of a test set that are not blank.
 
     Raises:
-        InvalidInputError: a line cannot be used, all are blank, or the text is UTF-16.
+        InvalidInputError: a line cannot be used, all lines are blank, or the text is not UTF-8.
     """
     if b"\0" in content:
         raise InvalidInputError("the test set is not UTF-8 text. Save it as UTF-8.")
@@ -51,7 +51,7 @@ def _read_line(number: int, raw: bytes) -> Line:
     where = f"line {number} of the test set"
     try:
         item = json.loads(raw)
-        # refuse half a surrogate pair, NaN and infinity, which results cannot contain
+        # refuse half a surrogate pair, NaN and infinity, because results cannot contain them
         json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{where}: not JSON: {error}") from error
@@ -67,7 +67,7 @@ REMEDY = "Delete it to start again, or choose another output."
 
 
 class Results:
-    """A file of JSON lines: the settings of a run, and then its results. A second file locks it.
+    """A JSON Lines file with the settings of a run and then its results. A second file locks it.
 
     Only complete lines count, so text after the last newline is dropped.
     """
@@ -83,7 +83,7 @@ class Results:
 
         Args:
             settings: the settings on which the results depend, as JSON data.
-            afresh: whether to drop all results.
+            afresh: whether to drop the results so far.
 
         Raises:
             InvalidInputError: another process writes to the file, or it has other settings.
@@ -110,7 +110,7 @@ class Results:
             yield known
 
     def _read(self, lines: list[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the results in the lines of a file. Refuse them if the settings differ."""
+        """Return the results in the lines of the file. Raise an error if its settings differ."""
         try:
             theirs, *results = map(json.loads, lines)
             names = {**settings, **theirs}

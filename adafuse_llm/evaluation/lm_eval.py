@@ -9,15 +9,15 @@ the harness with this model:
 The log-likelihood of the ensemble is the weighted mean of the members' log-likelihoods of the whole
 continuation in nats, as in equation 5. It equals the logarithm of a weighted geometric mean of the
 members' probabilities. It is not the fused score F: that is a mean per token, and members split the
-same text into different numbers of tokens. Members that cannot write exactly this text do not
-count. If no member can write it, the log-likelihood is minus infinity.
+same text into different numbers of tokens. Members that cannot write exactly the continuation do
+not count. If no member can write it, the log-likelihood is minus infinity.
 
 `is_greedy` is true if the ensemble's response to the context, without sampling, begins with the
-continuation (except for leading whitespace). The ensemble must write this response, because scores
+continuation (except for leading whitespace). The ensemble must decode the response, because scores
 do not determine it: a round may reject a token that is the most likely one for every member.
 
 If a context is too long for a member, the first words of the context are left out, with a warning.
-With ``--apply_chat_template``, every member gets the conversation in its own template.
+With ``--apply_chat_template``, every member gets the whole conversation, in its own template.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         config: path of a configuration file (`adafuse_llm.loading.config_file`). Default: the
             embedded members.
         batch_size: maximum number of simultaneous requests. "auto" stands for 16.
-        device: the device of all members. Ignored with a `device_map`, and "cuda" without CUDA.
+        device: the device of all members. Ignored with a `device_map`; "cuda", also without CUDA.
         trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
-        check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
-            If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
+        check_greedy: whether to compute `is_greedy`, which costs a round or more per context. If
+            not, it is always False. Multiple-choice tasks do not use it.
         **options: entries of a configuration file, such as ``models``, ``strategy``, ``dtype`` or
             ``max_words``; with an engine, only options of `AdaFuseConfig`. They override `config`.
-            In a text for ``models``, ``use`` or ``weights``, ";" separates the values.
+            If ``models``, ``use`` or ``weights`` is a text, ";" separates its values.
 
     Raises:
         InvalidOptionError: an option is unknown or cannot be used.
@@ -159,7 +159,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Return the log-likelihood in nats, and `is_greedy`, of each pair in `requests`."""
+        """Return a log-likelihood in nats and `is_greedy` for every ``(context, continuation)``."""
         by_context: dict[str, list[str]] = {}
         for request in requests:
             by_context.setdefault(request.args[0], []).append(request.args[1])
@@ -178,7 +178,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [results[request.args[:2]] for request in requests]
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:  # noqa: ARG002
-        """Refuse tasks that measure perplexity."""
+        """Refuse a task that measures perplexity, because an ensemble has none."""
         raise InvalidInputError(
             "an ensemble has no perplexity: the weighted means of its members' log-likelihoods are "
             "those of no probability distribution. Measure each member alone with the harness's "
@@ -188,12 +188,12 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as JSON. Every member later writes it in its own template."""
+        """Return a conversation as marked JSON. Later, every member's own template formats it."""
         continues = {} if add_generation_prompt else {"continue_final_message": True}
         return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return a description of the chat template for the records of the harness."""
+        """Return the description of the chat template that the harness records."""
         if isinstance(chat_template, str):
             raise InvalidInputError(
                 "a chat template cannot be chosen: every member uses its own; got "
@@ -203,7 +203,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The name of this ensemble in the harness's caches of prompts."""
+        """The name under which the harness caches prompts for this ensemble."""
         return "adafuse:" + ",".join(self.engine.members)
 
     def _all(
@@ -238,7 +238,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context, which leaves room for `room` tokens."""
+        """Return the engine's arguments for a context. Cut text so that `room` more tokens fit."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
@@ -271,7 +271,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def _tokens(self, text: str) -> int:
-        """Return the highest number of tokens that a member needs for a continuation."""
+        """Return the number of tokens of a continuation for the member that needs most."""
         return max(
             len(backend.codec.encode_continuation((), text)[0]) for backend in self.engine.backends
         )

@@ -12,8 +12,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Number of items per worker that `in_order` submits before it waits for the oldest result. More
-than one keep all workers busy during a slow item. With few, an interruption loses few results."""
+"""Number of items per worker that `in_order` submits before it waits for the oldest result. With
+more than one, a slow item leaves no worker idle. With few, an interruption loses few results."""
 
 
 def in_order(
@@ -24,8 +24,8 @@ def in_order(
 ) -> Generator[Result]:
     """Call a function for every item in `workers` threads. Yield the results in item order.
 
-    An engine decodes the requests of all threads in common forward passes. After an error or
-    Ctrl-C, this function sets `cancel`, and then waits for the running calls.
+    If the function sends requests to an engine, they share forward passes. After an error or
+    Ctrl-C, `in_order` sets `cancel`, and then waits for the running calls.
     """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="adafuse") as pool:

@@ -48,21 +48,21 @@ __all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_
 logger = logging.getLogger(__name__)
 
 SEED = 1
-"""Seed of the division into two halves, and of the settings."""
+"""Seed of the division into two halves, and of the random settings."""
 
 FEWEST = 10
 """Minimum number of questions in each half."""
 
 LASTING = (CacheMemoryError, ContextWindowError, DecodingError)
-"""Errors that a question would cause in every run, so its answer counts as wrong."""
+"""Errors that the same question causes again in every run, so that its answer counts as wrong."""
 
 CHOICES: Mapping[str, Sequence[float]] = {
     "margin_threshold": (0.1, 0.3, 0.5, 0.7, 0.9),
     "max_words": (1, 2, 3, 4),
     "branching_factor": (1, 2, 3, 4, 5),
 }
-"""Values that the search tries for each option that the strategy uses and that the caller has not
-fixed. The search also varies which members decode."""
+"""Values that the search tries, by option. It leaves out options that the strategy does not use, or
+that the caller has fixed. The search also varies which members decode."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Question:
     """A question with its accepted answers.
 
     Attributes:
-        number: number of its line in the file, or of the embedded question, from 1.
+        number: number of the line in the file, or of the embedded question, from 1.
         text: the question. Questions with the same text are always in the same half.
-        request: the engine's arguments: the prompt or the messages.
+        request: arguments of `AdaFuseEngine.generate`: the prompt or the messages.
         accepted: accepted answers, at least one.
     """
 
@@ -85,7 +85,7 @@ class Question:
 def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
     """Return the questions of a JSON Lines file. Repeated ones are left out with a warning.
 
-    `form` is a prompt with ``{question}`` in it. If `chat`, the prompt is sent as a message.
+    `form` is a prompt with ``{question}`` in it. With `chat`, prompts are sent as messages.
 
     Raises:
         InvalidInputError: a line cannot be used.
@@ -125,13 +125,13 @@ class Answer(BaseModel):
     """An answer to a question.
 
     Attributes:
-        line: number of the question.
+        line: number of the question (`Question.number`).
         text: the answer that the metric reads from the response.
-        is_right: whether it is right. After an error, it counts as wrong.
+        is_right: whether the answer is right. A failed request counts as a wrong answer.
         error: type and message of the error if the request failed.
         tokens: number of tokens that all members processed or reused from earlier requests with
             the same beginning. None if the request failed.
-        features: numbers for a calibration (`adafuse_llm.calibration.features`).
+        features: numbers for a calibration (`adafuse_llm.calibration.features`); None if unknown.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -149,7 +149,7 @@ class Trial(BaseModel):
 
     Attributes:
         options: options of `AdaFuseConfig`. Searched options that are absent have their defaults.
-        score: score in percent.
+        score: percentage of right answers.
         tokens: mean number of tokens per answer, summed over the members.
         failed: number of answers with an error, which count as wrong.
     """
@@ -171,15 +171,15 @@ class Tuning(BaseModel):
         searched, held_out: numbers of questions in the two halves.
         alone: results of the members alone on the search half, by name.
         trials: results of the ensemble's settings on the search half, in the order of the search.
-        best_member: name of the best single member on the search half. Among equal scores, the
-            fewest tokens win.
+        best_member: name of the best single member on the search half. Of members with equal
+            scores, the one with the fewest tokens wins.
         ensemble: the options of the best setting on the search half.
         tested: results of the ensemble and the best member on the held-out half.
         comparison: paired comparison of these two results.
         out_of_reach: share of the questions of the search half that every member alone answers
             wrong. No choice among the members' answers is right on these questions.
-        confidence: for each setting in `tested`, a calibration and its quality, from all questions;
-            or the reason why there is none.
+        confidence: by setting in `tested`, the calibration from all questions with its quality, or
+            the reason why there is none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -204,11 +204,11 @@ class Tuning(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The recommended options: `ensemble` if it pays, or else the best member alone."""
+        """The recommended options: `ensemble` if it `pays`, or else the best member alone."""
         return self.ensemble if self.pays else {"use": [self.best_member]}
 
     def confidence_of(self, options: Mapping[str, Any]) -> Reliability | str:
-        """Return the entry of `confidence` for one of the two settings in `tested`."""
+        """Return the entry of `confidence` for the options of a setting in `tested`."""
         name = "ensemble" if options == self.ensemble else f"{self.best_member} alone"
         return self.confidence[name]
 
@@ -254,15 +254,15 @@ def tune(
         metric: name of the metric to maximize, in `METRICS`.
         trials: maximum number of ensemble settings to try, all different.
         fixed: options that are not searched. ``use`` names the members that may take part.
-        known: what `log` received in an earlier call. These answers are not decoded again.
-        log: called with every new answer as JSON data.
-        cancel: an event. Any thread can set it to stop the search.
-        on_answer: called for every new answer, with the names of the members and the answer.
+        known: what `log` received in an earlier call. The search does not decode these answers.
+        log: function to call with every new answer as JSON data.
+        cancel: event that any thread can set to stop the search.
+        on_answer: function to call with the members' names, joined by ``+``, and every new answer.
 
     Raises:
         InvalidInputError: there are too few members or questions, the strategy has no options to
             search, or the metric is unknown. Nothing has been decoded.
-        InvalidOptionError: an option is unknown or out of range.
+        InvalidOptionError: an option is unknown, out of range, or turns on sampling.
         RequestCancelledError: `cancel` was set before the end.
     """
     fixed = dict(fixed or {})
@@ -356,7 +356,7 @@ def candidates(
     """Return the members that may take part, in the order of `members`.
 
     Raises:
-        InvalidInputError: there are fewer than two, or the strategy has no options to search.
+        InvalidInputError: they are fewer than two, or the strategy has no options to search.
         InvalidOptionError: ``use`` or ``weights`` do not match the members.
     """
     if not strategy.options & CHOICES.keys():
@@ -374,7 +374,7 @@ def candidates(
 
 @dataclass
 class _Answers:
-    """The answers of all settings. No answer is decoded twice. Arguments: those of `tune`."""
+    """The answers of all settings, none decoded twice. The fields are arguments of `tune`."""
 
     engine: AdaFuseEngine
     metric: Metric
@@ -455,4 +455,4 @@ class _Answers:
 
 
 _DEFAULTS = AdaFuseConfig().model_dump(include={*CHOICES})
-"""Defaults of the searched options. They replace the engine's values in every ensemble setting."""
+"""Defaults of the searched options. In every ensemble setting, they replace the engine's."""
