@@ -1,4 +1,4 @@
-"""How displays show members, spans and numbers, and which member owns a span."""
+"""How displays show members, spans and numbers, and which member a span belongs to."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
-"""Colors by Okabe and Ito. They differ in lightness, so color-blind readers see the difference."""
+"""Colors by Okabe and Ito. They differ in lightness, so color-blind readers can tell them apart."""
 
 MARKS = "●■▲◆★▼○□△◇☆▽"
 
 STROKES = ("solid", "dashed", "dotted", "double")
-"""Line styles below spans on the server's page, which distinguish members without color."""
+"""Styles of the line below a span on the server's page, which show its member without color."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The look of text that several members share: a mark, a line below it, a legend's name."""
+    """The look of text that no member owns: its mark, the line below it, its name in the legend."""
 
     kind: str
     mark: str
@@ -50,11 +50,11 @@ ENDINGS: dict[FinishReason, str] = {
 
 
 MEANINGS = json.loads(Path(__file__).with_name("meanings.json").read_text(encoding="utf-8"))
-"""Explanations of members' numbers and candidates' scores, by strategy, for all displays."""
+"""What members' numbers and candidates' scores mean, by strategy, in the words of all displays."""
 
 
 def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
-    """Return the explanations for a strategy, or for `choices` if a round chose among texts."""
+    """Return the `MEANINGS` for a strategy, or for `choices` if a round chose among texts."""
     if any(decided.choice_probabilities for decided in rounds):
         return dict(MEANINGS["choices"])
     strategy = "adafuse" if strategy == "single" else strategy
@@ -89,7 +89,7 @@ def looks(members: Sequence[str]) -> dict[str, Look]:
 
 
 def heading(place: int, generation: Generation) -> str:
-    """Return a heading for the response with the index `place`."""
+    """Return a heading for one of several responses: the one with the index `place`."""
     every = (generation, *generation.alternatives)
     drawn = every[place].seed
     seed = [] if drawn is None else [f"seed {drawn}"]
@@ -130,16 +130,16 @@ def summary(generation: Generation, seconds: float | None = None) -> list[str]:
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:
-    """Return the number of characters of the reasoning that begins a reply, with its markers.
+    """Return the length of the reasoning at the beginning of a reply, including its markers.
 
-    `prefix` is the beginning of the reply that the chat templates wrote.
+    `prefix` is what the chat templates wrote before `text`.
     """
     _, answer = split_reasoning(text, prefix)
     return len(text) - len(answer)
 
 
 def shared(decided: Round) -> Shared | None:
-    """Return the look of a round's text if several members share it, or else None."""
+    """Return the look of a round's text if no single member owns it, or else None."""
     if decided.forced:
         return FORCED
     if decided.choice_probabilities is not None:
@@ -162,19 +162,19 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
 
 
 def look_of(decided: Round, looks: Mapping[str, Look]) -> Look | Shared:
-    """Return the look of a round's text: that of its owner, or a shared one."""
+    """Return the look of a round's text: that of its owner, or the `shared` one."""
     name = owner(decided, tuple(looks))
     return looks[name] if name is not None else shared(decided) or AGREED
 
 
 def quoted(candidate: Candidate) -> str:
-    """Return a candidate's `printable` span in quotes, with a mark if it ends the response."""
+    """Return a candidate's `printable` span in quotes, with "(end)" if it ends the response."""
     text = printable(json.dumps(candidate.text, ensure_ascii=False)) if candidate.text else ""
     return f"{text} (end)".strip() if candidate.ends else text
 
 
 def number(value: float | None) -> str:
-    """Format a score in nats, and None as a dash."""
+    """Format a score in nats. Negative scores become 0, and None a dash."""
     return "-" if value is None else f"{max(0.0, value):.3f}"  # avoids "-0.000"
 
 

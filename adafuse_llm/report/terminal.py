@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from adafuse_llm.results import Generation, Round
 
 TYPES = ("", "underline", "italic", "bold", "", "")
-"""Text styles by member. Neighboring members differ in style as well as in color."""
+"""Text styles of members, in order. The first four members also differ without color."""
 
 JOINT, QUIET, REASONING = "bold", "dim", "dim italic"
-"""Styles of text that all members chose, of forced text, and of reasoning."""
+"""Styles of text that several members chose together, of forced text, and of reasoning."""
 
 
 class Display:
-    """Shows an ensemble's decisions. `forced`: whether the legend explains forced text."""
+    """Shows an ensemble's decisions. With `forced`, the legend explains forced text, too."""
 
     def __init__(
         self, members: Sequence[str], console: Console, strategy: str = "", *, forced: bool = False
@@ -36,7 +36,7 @@ class Display:
         self._looks = styles.looks(self.members)
 
     def legend(self) -> Text:
-        """Return a line that shows the style of each member and of shared spans."""
+        """Return a line with the name of every member, and of shared spans, in their styles."""
         shown: list[Look | Shared] = [*self._looks.values()]
         if len(self.members) > 1:
             shown.append(AGREED)
@@ -47,7 +47,7 @@ class Display:
     def span(self, text: str, decided: Round, reasoning: int = 0) -> Text:
         """Return a round's text in the style of its owner.
 
-        Its first `reasoning` characters are reasoning, which has a style of its own.
+        The style `REASONING` marks its first `reasoning` characters.
         """
         if reasoning:
             rest = text[reasoning:]
@@ -56,7 +56,7 @@ class Display:
         return Text(printable(text), _style(styles.look_of(decided, self._looks)))
 
     def response(self, generation: Generation) -> list[Text]:
-        """Return the lines of a response: the reasoning, and the answer in the owners' styles."""
+        """Return the parts of a response: the reasoning, and the answer in the owners' styles."""
         reasoning = styles.reasoning_length(generation.text, generation.reply_prefix)
         answer, start = Text(), 0
         for decided in generation.rounds:
@@ -73,7 +73,7 @@ class Display:
         """Return a table of rounds, and below it what their scores mean.
 
         A row has the owner, the winner, the winner's score and the runner-up. If a round did not
-        ask all members, its row names the others instead of the runner-up.
+        ask all members, its row names those that it did not ask instead of the runner-up.
         """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
@@ -97,7 +97,7 @@ class Display:
         return Group(table, self.terms(rounds))
 
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
-        """Return a line that explains scores, and with `by_member` one about members' numbers."""
+        """Return a line about scores, and with `by_member` also one about members' numbers."""
         meaning = styles.meaning(self._strategy, rounds)
         lines = [f"Below a member: {meaning['number']}"] if by_member else []
         lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")
@@ -113,7 +113,7 @@ class Display:
     def trace(self, decided: Round) -> Table:
         """Return a table of one round in detail: the candidates and their scores by member.
 
-        Members appear as their marks (:meth:`legend`). If the round chose among the ``choices``, a
+        A mark stands for each member (:meth:`legend`). If the round chose among the ``choices``, a
         row has the probability of a text instead of its proposers.
         """
         marks = {name: look.mark for name, look in self._looks.items()}
@@ -154,7 +154,7 @@ class Display:
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
-        """Return a line of statistics and costs. `seconds` defaults to the time of the rounds."""
+        """Return a line of statistics and costs. Default of `seconds`: those of the rounds."""
         passes = generation.usage.forward_passes
         cost = f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}"
         return Text(printable(" · ".join([*styles.summary(generation, seconds), cost])), "dim")
@@ -189,7 +189,7 @@ def _name(look: Look | Shared) -> Text:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Return the probability of a round's winner, if known, and a description of the runner-up."""
+    """Describe the runner-up with its score or, among ``choices``, the probabilities of both."""
     probabilities = decided.choice_probabilities
     others = [
         (candidate.score, index)
