@@ -1,4 +1,4 @@
-"""adafuse-llm: several local language models write one response (AdaFuse, arXiv 2601.06022).
+"""adafuse-llm lets several local language models write one response (AdaFuse, arXiv 2601.06022).
 
 The code and the documentation use these words. The symbols are those of the paper.
 
@@ -11,8 +11,8 @@ margin, Δ
     (equation 1). A member is confident if Δ >= τ (`margin_threshold`).
 span
     A text of up to M words (`max_words`) that a member proposes. The member adds words while it is
-    confident. At the first word where it is not confident, it proposes B spans
-    (`branching_factor`), each with a different alternative for that word (§3.2, §3.3).
+    confident. At the first word where it is not, it proposes B spans (`branching_factor`), which
+    differ only in that word (§3.2, §3.3).
 pool, candidate
     The pool of a round is the union of the spans that the members propose. Each span in the pool is
     a candidate.

@@ -1,4 +1,4 @@
-"""Turn scores of an ensemble into probabilities that its answers are right."""
+"""Calibrations, which turn an ensemble's scores into probabilities that its answers are right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Calibration(BaseModel):
         members: coefficient of `Generation.member_logprobs`, by name of a member that decodes.
         logprob: coefficient of `Generation.logprob`.
         agreement: coefficient of the share of rounds with one candidate only.
-        length: coefficient of the mean number of tokens over the members.
+        length: coefficient of the number of tokens in the response, averaged over the members.
         intercept: constant term of the sum.
     """
 
@@ -43,7 +43,7 @@ class Calibration(BaseModel):
     intercept: Coefficient
 
     def check(self, strategy: str, members: Collection[str]) -> None:
-        """Raise an InvalidOptionError unless it was fitted for this strategy and these members."""
+        """Raise an InvalidOptionError if the strategy or the members are not those of the fit."""
         if strategy != self.strategy or {*members} != {*self.members}:
             raise InvalidOptionError(
                 f"option 'calibration': it was fitted on answers of {', '.join(self.members)} with "
@@ -55,7 +55,7 @@ class Calibration(BaseModel):
     def confidence(self, generation: Generation) -> float | None:
         """Return the probability that a response is right.
 
-        The result is None for an incomplete response, and for other members or another strategy.
+        It is None if the `features` are None, or if other members or another strategy decoded.
         """
         members = generation.usage.completion_tokens
         if generation.strategy != self.strategy or {*members} != {*self.members}:
@@ -69,17 +69,18 @@ class Calibration(BaseModel):
 
 
 class DecisionCalibration(BaseModel):
-    """Turns the members' answers to typed questions into calibrated probabilities.
+    """A calibration that turns members' answers to typed questions into probabilities.
 
-    The log-probability of an option is the weighted mean of the members' log-probabilities, divided
-    by the temperature, plus the option's intercept. All options are then normalized. ``adafuse tune
-    --decide`` fits it. It is valid for the same members, the default orders, and similar questions.
+    The score of an option is the weighted mean of the members' log-probabilities, divided by the
+    temperature, plus the option's intercept. The probabilities are the softmax of the scores.
+    ``adafuse tune --decide`` fits the calibration. It is valid for the same members, the default
+    orders, and similar questions.
 
     Attributes:
-        weights: weight of each member, 0 for those that do not help.
-        temperature: above 1, probabilities become more equal; below 1, less so.
-        intercepts: intercept by option, such as ``yes``. Others have 0.
-        threshold: lowest confidence of an answer that `is_sure`. None: answers are not marked.
+        weights: weight by member, 0 for members that do not help.
+        temperature: above 1, it makes the probabilities more equal; below 1, less equal.
+        intercepts: intercept by option, such as ``yes``. Absent options have 0.
+        threshold: lowest confidence of a sure answer (`Answer.is_sure`). None: nothing is marked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,7 +98,7 @@ class DecisionCalibration(BaseModel):
         return weights
 
     def check(self, members: Collection[str]) -> None:
-        """Raise an InvalidOptionError if it was fitted for other members."""
+        """Raise an InvalidOptionError if the calibration was fitted for other members."""
         if {*members} != {*self.weights}:
             raise InvalidOptionError(
                 f"option 'decisions': it was fitted on answers of {', '.join(self.weights)}, not "
@@ -109,9 +110,9 @@ class DecisionCalibration(BaseModel):
 def features(generation: Generation, members: Sequence[str]) -> tuple[float, ...] | None:
     """Return the numbers from which a calibration computes a confidence.
 
-    They are `Generation.logprob`, the `member_logprobs`, the share of rounds with one candidate
-    (forced rounds do not count), and the mean number of tokens over the members. The result is None
-    for an incomplete response.
+    They are `Generation.logprob`, the `member_logprobs` of `members`, the share of rounds with one
+    candidate (forced rounds do not count), and the number of tokens, averaged over the members.
+    The result is None if the response is incomplete or has no log-probability.
     """
     if generation.logprob is None or generation.finish_reason in ("cancelled", "length"):
         return None

@@ -34,7 +34,7 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 """The `CONSTRAINTS` that llguidance enforces."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "n")
-"""Options of drawing the response at random."""
+"""Options that concern the random draw of a response."""
 
 ADJUSTMENTS = (
     "repetition_penalty",
@@ -56,7 +56,7 @@ NO_LIMIT = -1
 """The value of `max_new_tokens` for as many tokens as the context windows leave."""
 
 FREE_TOKENS, FORM_TOKENS = 256, 2048
-"""Defaults of `max_new_tokens`: for free text, and for a response that is useless when cut."""
+"""Defaults of `max_new_tokens`: for free text, and for a response that a cut makes useless."""
 
 DEFAULT_BRANCHES = 3
 """Default of B where several members decode (§4.1)."""
@@ -70,11 +70,11 @@ INSTEAD = {
     "strategy": " Pass the strategy when you create the model or the engine, or use "
     "engine.with_strategy('single'). For one member alone, pass use=['name'].",
 }
-"""Advice for names that are not options."""
+"""Advice for names that callers take for options, by name."""
 
 
 def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
-    """Return advice for an unknown option: how to replace it, its `nearest` name, or all names."""
+    """Return advice for an unknown option: what to do instead, `nearest` names, or all names."""
     names = [*dict.fromkeys(allowed)]
     return (
         INSTEAD.get(name)
@@ -84,12 +84,12 @@ def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: flo
 
 
 def explain(error: ValidationError, names: Sequence[str]) -> str:
-    """Describe the first problem in a line: the option, the allowed values and the given one."""
+    """Describe an error's first problem in one line: option, allowed values, value that it got."""
     problems = error.errors(include_url=False, include_context=False)
     name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
     if problems[0]["type"] == "extra_forbidden":
         return f"unknown option {short_repr(name)}.{advice(name, names)}"
-    # if the value fits none of several types, the problem of the deepest part says most
+    # a value that fits none of several types has a problem per type: the innermost explains most
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
     problem = max(same, key=lambda one: len(one["loc"]))
     allowed = problem["msg"].removeprefix("Value error, ")
@@ -118,7 +118,7 @@ ONE_OR_MANY = BeforeValidator(one_or_many)
 
 
 class Options(BaseModel):
-    """A frozen set of options. The text below each field describes the field.
+    """Options that cannot be changed. The docstring below a field becomes its description.
 
     The error for an invalid option has a message of one line.
     """
@@ -140,7 +140,7 @@ class Options(BaseModel):
 
 
 class RuntimeConfig(Options):
-    """Options for how an engine runs requests. They affect the cost, never the results.
+    """Options of how an engine runs requests. They change costs, never results.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
@@ -220,13 +220,13 @@ class AdaFuseConfig(Options):
     member decodes, the strategy `adafuse` has a default of 1, so that the response is the
     member's own greedy text."""
     max_word_tokens: int = Field(default=16, ge=1, le=256)
-    """Maximum number of tokens in a word, for scripts without spaces. A longer word is cut. At
+    """Maximum number of tokens in a word. A longer one, as in scripts without spaces, is cut. At
     most 256."""
     max_word_letters: int = Field(default=4, ge=1, le=256)
-    """Maximum number of letters of scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer,
-    Burmese) in a word. A word of one token may have more. At most 256."""
+    """Maximum number of letters in a word of a script without spaces (Chinese, Japanese, Thai, Lao,
+    Khmer, Burmese). A word of one token may have more. At most 256."""
     max_new_tokens: Annotated[int, Field(ge=1)] | Literal[-1] | None = None
-    """Maximum number of tokens of the response in any member's tokens. A span that would exceed
+    """Maximum number of tokens of the response, in every member's tokens. A span that would exceed
     it is cut at a token. -1: as many as the context windows leave. Default: 256, and 2,048 if the
     response has a prescribed form or may call tools. If memory is short, -1 and the default stand
     for less."""
@@ -234,7 +234,7 @@ class AdaFuseConfig(Options):
     """Stop sequences. The response ends right before the first one that appears."""
     weights: dict[str, Weight] | tuple[Weight, ...] | None = None
     """Weight of each member in the score, by name or in member order. Weights are from 0 to 1e12
-    and not all zero. Default: equal weights (§3.4, equation 5), and with the strategy mixture the
+    and not all zero. Default: equal weights (§3.4, equation 5); with the strategy mixture, the
     members' numbers of parameters."""
     use: Annotated[tuple[str, ...] | None, ONE_OR_MANY] = Field(default=None, min_length=1)
     """Names of the members that decode, in any order. Default: all members."""
@@ -252,12 +252,12 @@ class AdaFuseConfig(Options):
     response."""
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """T: every member draws its tokens with probabilities proportional to p^(1/T). The ensemble
-    chooses among the drawn spans, or with `mixture`, one member writes each word. 0: nothing is
+    chooses among the drawn spans; with `mixture`, one member writes each word. 0: nothing is
     drawn. Above 0, a member proposes one span, so `branching_factor` has no effect. `choices` are
     never drawn."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Draw only from the likeliest tokens whose probabilities, after `temperature` and `top_k`,
-    sum to at least this value."""
+    """Draw only from the smallest set of likeliest tokens whose probabilities, after `temperature`
+    and `top_k`, sum to at least this value."""
     top_k: int | None = Field(default=None, ge=1)
     """Draw only from this many likeliest tokens. 0 or -1: from all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -266,30 +266,29 @@ class AdaFuseConfig(Options):
     seed: int | None = None
     """Integer that determines the draws. Default: a random seed, which the result reports."""
     n: int = Field(default=1, ge=1, le=128)
-    """Number of responses to draw. The first one has `seed`, and the others have seeds derived
+    """Number of responses to draw. The first has the seed `seed`; those of the others are derived
     from it. At most 128."""
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
     """Make tokens of the prompt and the response less likely: this value divides a positive logit,
-    and multiplies a negative one. 1: no penalty. Default: each member's own
-    (`generation_config.json`). This option and the following ones, up to `logit_bias`, apply to
+    and multiplies a negative one. 1: no penalty. Default: that of each member's
+    `generation_config.json`. This option and the following ones, up to `logit_bias`, apply to
     every member in its own tokens, before F is computed. They have no effect on `choices`."""
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    """Number to subtract from the logit of every token that the response has."""
+    """Number to subtract from the logit of every token that occurs in the response."""
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     """Number to subtract from the logit of a token for each of its occurrences in the response."""
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     """No sequence of this many tokens occurs twice in prompt and response. 0: no limit. Default:
-    each member's own."""
+    as for `repetition_penalty`."""
     min_new_tokens: int | None = Field(default=None, ge=0)
-    """Minimum number of tokens of the response, in every member's tokens. Default: each member's
-    own."""
+    """Minimum number of tokens of the response, in every member's tokens. Default: as for
+    `repetition_penalty`."""
     logit_bias: dict[Text, Bias] | None = Field(default=None, max_length=MAX_BIASED)
-    """Dict of texts, such as `' Paris'`, and the number from -100 to 100 to add to the logit of
-    each. If a text has several tokens, this changes its last one where the others precede it. Every
-    member encodes a text as if it continued another. At most 1,024 texts."""
+    """Number from -100 to 100 to add to a text's logit, by text, such as `{' Paris': 5}`. Of a text
+    with several tokens, this changes the last one where the others precede it. Every member encodes
+    a text as if it continued another. At most 1,024 texts."""
     logprobs: bool = False
-    """Whether each round has the log-probability of every committed token, for each member in its
-    own tokens."""
+    """Whether each round lists its committed tokens with their log-probabilities, by member."""
     top_logprobs: int = Field(default=0, ge=0, le=20)
     """Number of likeliest tokens to list with each committed token. A number above 0 also turns
     on `logprobs`. At most 20."""
@@ -299,12 +298,12 @@ class AdaFuseConfig(Options):
     """Whether the response continues the last message, which must be an assistant's."""
     calibration: Calibration | None = None
     """Calibration that computes the `confidence` of a response, the probability that it is right.
-    ``adafuse tune`` writes it into a configuration file. It must be fitted for the members and the
-    strategy that decode. If a call lets other members decode, its responses have no confidence."""
+    ``adafuse tune`` writes it into a configuration file. It must be fitted for the strategy and the
+    members that decode. If a call lets other members decode, its responses have no confidence."""
     decisions: DecisionCalibration | None = None
     """Calibration that turns the members' answers to typed questions into probabilities
     (`Engine.decide`). ``adafuse tune --decide`` writes it. It must be fitted for the members that
-    decode. It has no effect on responses, and on calls with ``use``, ``weights`` or ``orders``."""
+    decode. It has no effect on responses, or on calls with ``use``, ``weights`` or ``orders``."""
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         own = AdaFuseConfig.model_fields
@@ -367,7 +366,7 @@ class AdaFuseConfig(Options):
         return weights
 
     def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
-        """Return a validated copy in which `options` replace the current values.
+        """Return a validated copy in which `options` replace the current values (None: default).
 
         Raises:
             InvalidOptionError: an option is unknown or out of range.
@@ -383,7 +382,7 @@ class AdaFuseConfig(Options):
     def most_tokens(self, *, has_form: bool = False) -> int:
         """Return `max_new_tokens` as a number.
 
-        `has_form`: whether the response has a form without an option for it, such as tool calls.
+        `has_form`: whether the response has a form that no option sets, such as that of tool calls.
         """
         if self.max_new_tokens is None:
             has_constraint = any(getattr(self, name) is not None for name in CONSTRAINTS)
@@ -397,11 +396,11 @@ class AdaFuseConfig(Options):
 
     @property
     def counted_logprobs(self) -> int | None:
-        """Number of likeliest tokens that rounds list; None if they have no log-probabilities."""
+        """Number of likeliest tokens that rounds list; None if rounds list no log-probabilities."""
         return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
     def seeds(self) -> tuple[int, ...]:
-        """Return `n` seeds: `seed` or a random one, and others that are derived from the first."""
+        """Return `n` seeds: `seed` or else a random one, and others derived from the first."""
         first = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         return (first, *(derived_seed(first, f"response {number}") for number in range(1, self.n)))
 
@@ -451,7 +450,7 @@ class AdaFuseConfig(Options):
 
 
 def _schema_of_class(model: type[BaseModel]) -> dict[str, Any]:
-    # only fields are properties, unless a class allows others
+    # forbid properties that are not fields, unless the class allows them
     try:
         schema = model.model_json_schema()
     except PydanticUserError as error:

@@ -11,9 +11,9 @@ as likely as its letter after ``Answer:``, with or without a space before it::
 
     Answer with the letter only.
 
-Members favor some letters and places, whatever option stands there. So they read the options in
+Members favor some letters and positions, whichever option is there. So they read the options in
 several orders, and the mean of the log-probabilities counts. The options of a `Choice` are sorted
-first, so their given order changes no answer.
+first, so the order in which the caller lists them changes no answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DecideOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Question:
-    """A question with 2 to 255 different options: a list, or a mapping to their descriptions."""
+    """A question with 2 to 255 different options, as a list or as a mapping to descriptions."""
 
     question: str
     options: Mapping[str, str] | Sequence[str]
@@ -76,14 +76,14 @@ class Question:
             )
 
     def orders(self, most: int | None) -> list[list[str]]:
-        """Return the orders in which members read the options: all, or the first `most`."""
+        """Return the orders in which members read the options, at most `most`. None: no limit."""
         first = sorted(self.options) if isinstance(self, Choice) else [*self.options]
         if len(first) > ALL_ORDERS:
             return [first, first[::-1]][:most]
         return [first[start:] + first[:start] for start in range(len(first))][:most]
 
     def prompt(self, state: str, order: Sequence[str]) -> str:
-        """Return the prompt: the state, the question, and the options in this order."""
+        """Return the prompt: the state, the question, and the options in the order `order`."""
         about = self.options if isinstance(self.options, Mapping) else {}
         lines = [self.question]
         for label, option in zip(_labels(len(order)), order, strict=True):
@@ -93,25 +93,25 @@ class Question:
 
 
 class Predicate(Question):
-    """A question whose answer is yes or no. `yes` and `no` can describe what counts as either."""
+    """A question whose answer is yes or no. `yes` and `no` can describe these answers."""
 
     def __init__(self, question: str, yes: str = "", no: str = "") -> None:
         super().__init__(question, {"yes": yes, "no": no})
 
 
 class Choice(Question):
-    """A question whose answer is one of 2 to 255 options, in any order."""
+    """A question whose answer is one of 2 to 255 options. Their order does not matter."""
 
 
 class Score(Question):
-    """A question whose answer is a level on a scale of 2 to 255 levels, given lowest first."""
+    """A question whose answer is one of 2 to 255 levels, listed from the lowest to the highest."""
 
 
 def ask(
     engine: Engine, states: Sequence[Any], questions: Mapping[str, Question], given: DecideOptions
 ) -> tuple[list[Request], Callable[[Sequence[Scores]], list[Decision]]]:
-    """Check the input of `Engine.decide_batch`. Return the requests, which score the labels for
-    every state, question and order, and the function that turns all scores into decisions.
+    """Check the input of `Engine.decide_batch`. Return one request for every state, question and
+    order, which scores the labels, and the function that turns all scores into decisions.
     """
     asked = [*questions.values()] if isinstance(questions, Mapping) else []
     if not 1 <= len(asked) <= MAX_QUESTIONS or not all(isinstance(q, Question) for q in asked):
@@ -135,7 +135,7 @@ def ask(
     asking = replace(asking, options={**asking.options, "decisions": None})
     orders = [(name, order) for name, each in questions.items() for order in each.orders(most)]
 
-    # the prompts: the state first, so that members read it once
+    # write the prompts with the state first, so that members read it once
     requests = []
     for number, state in enumerate(states):
         what = f"state {number}" if len(states) > 1 else "the state"
@@ -166,7 +166,7 @@ def ask(
 def _rule(
     engine: Engine, config: AdaFuseConfig, fit: DecisionCalibration | None
 ) -> tuple[str, DecisionCalibration]:
-    """Return the name of the rule, and the weights of the members: with `LARGEST`, sizes."""
+    """Return the name of the rule and the members' weights. Those of `LARGEST` are their sizes."""
     weights = config.member_weights(engine.members)
     if fit is not None:
         fit.check(weights)
@@ -181,7 +181,7 @@ def state_text(state: Any, what: str) -> str:
     """Return a state as members read it: text as it is, messages in the plain format, or JSON.
 
     Raises:
-        InvalidInputError: it cannot be used; `what` names it.
+        InvalidInputError: the state cannot be used. The message calls it `what`.
     """
     text, parts = state, state if isinstance(state, (Mapping, list, tuple)) else ()
     has_messages = any(isinstance(part, Mapping) and "role" in part for part in parts)
@@ -198,7 +198,7 @@ def state_text(state: Any, what: str) -> str:
 
 
 def json_text(data: Any, what: str) -> str:
-    """Return data as JSON, as members read it. Errors, for example about images, name it `what`."""
+    """Return data as the JSON that members read. Errors, such as for images, call it `what`."""
     text = to_json(plain_json(data, what))
     if any(f'"type": "{kind}"' in text for kind in IMAGES):
         raise InvalidInputError(f"{what} has an image; only text is allowed. Describe it.")
@@ -208,7 +208,7 @@ def json_text(data: Any, what: str) -> str:
 def _answer(
     read: Sequence[tuple[list[str], Scores]], rule: str, fit: DecisionCalibration
 ) -> Answer:
-    # the answer of each member: the mean over the orders
+    # average over the orders to get the answer of each member
     options, weights = read[0][0], fit.weights
     means, mass, warnings = {}, {}, []
     for member in weights:
@@ -220,7 +220,7 @@ def _answer(
             continue
         mass[member] = math.fsum(math.exp(p) for row in rows for p in row.values()) / len(rows)
         means[member] = {each: math.fsum(row[each] for row in rows) / len(rows) for each in options}
-    # the answer of all: the weighted mean
+    # average over the members to get the answer of all
     least = max((weights[name] for name in means), default=0.0) if rule == LARGEST else 0.0
     shares = {name: weights[name] for name in means if weights[name] >= least and weights[name]}
     if not (total := math.fsum(shares.values())):
@@ -248,7 +248,7 @@ def _answer(
 
 
 def _labels(size: int) -> list[str]:
-    # no label is the beginning of another one
+    # use labels of equal length: none may be the beginning of another
     if size <= len(ascii_uppercase):
         return [*ascii_uppercase[:size]]
     first = 10 if size <= 90 else 100
@@ -256,10 +256,10 @@ def _labels(size: int) -> list[str]:
 
 
 def label_logprobs(member: str, order: Sequence[str], scores: Scores) -> dict[str, float]:
-    """Return a member's log-probability of the label of each option, by option.
+    """Return a member's log-probabilities of the labels, by option.
 
-    The prompt had the options in this order. If the member cannot write a label, the
-    log-probability is negative infinity.
+    The prompt had the options in the order `order`. A label that the member cannot write has the
+    log-probability minus infinity.
     """
     likely = [
         math.exp(-text.nll[member] * text.tokens[member]) if member in text.nll else 0.0

@@ -37,7 +37,7 @@ class Passage:
     """A piece of a document, with the name of its source.
 
     Attributes:
-        score: how well the passage fits a search (BM25). 0 if it has no word of the query.
+        score: how well the passage fits a search (BM25). 0 if the passage has no word of the query.
     """
 
     source: str
@@ -53,16 +53,16 @@ def read_documents(
     A file with at most ``max_chars`` characters becomes one passage. LangChain's
     ``RecursiveCharacterTextSplitter`` splits a longer file before headings, or else between
     paragraphs, lines or words. Passages have the order of the paths, and files in a folder are
-    sorted by name. Hidden files and files with other suffixes are skipped, and so are unreadable
-    files in a folder, with a warning.
+    sorted by name. In a folder, hidden files and files with other suffixes are skipped. PDF and
+    unreadable files are skipped with a warning.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
 
     Raises:
-        InvalidInputError: there is no path, a path does not exist, a file has another suffix or is
-            not UTF-8, a folder has no documents, or the documents have no text.
+        InvalidInputError: there is no path, a path does not exist or is a file that is not UTF-8
+            or has another suffix, a folder has no documents, or the documents have no text.
         MissingDependencyError: ``langchain-text-splitters``, which longer files need, is missing.
     """
     roots = [Path(path) for path in paths]
@@ -161,8 +161,8 @@ class Retriever:
     def search(self, query: str, k: int = 3) -> list[Passage]:
         """Return at most ``k`` passages that have a word of ``query``, the best first.
 
-        If none has one, return the first ``k``, so that the members always have text to answer
-        from.
+        If no passage has one, return the first ``k``, so that the members always have text to
+        answer from.
         """
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, got {k}")

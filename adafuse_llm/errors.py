@@ -61,7 +61,7 @@ class GrammarError(InvalidOptionError):
     """A schema, regular expression or grammar cannot be enforced; the message says why.
 
     Attributes:
-        path: the keys of a JSON schema that lead to the part which cannot be enforced, if known.
+        path: the keys that lead to the unenforceable part of a JSON schema; empty if unknown.
     """
 
     path: tuple[str, ...] = ()
@@ -76,11 +76,11 @@ class CacheMemoryError(AdaFuseError, LookupError):
 
 
 class LoadError(AdaFuseError, OSError):
-    """A member cannot be loaded from the given folder or hub id."""
+    """A member cannot be loaded from its folder, file, Hub ID or server."""
 
 
 class UnsupportedModelError(LoadError):
-    """A model exists but cannot take part in an ensemble; the message gives the reason."""
+    """A model exists but cannot be a member of an ensemble; the message gives the reason."""
 
 
 class MemberError(AdaFuseError):
@@ -108,7 +108,7 @@ class MemberUnavailableError(MemberError, ConnectionError):
 
 
 class DecodingError(AdaFuseError, LookupError):
-    """No candidate of a round could be chosen."""
+    """No member could score a candidate of a round, or answer a typed question."""
 
 
 class MalformedReplyError(AdaFuseError, ValueError):
@@ -116,7 +116,7 @@ class MalformedReplyError(AdaFuseError, ValueError):
 
 
 class RequestCancelledError(AdaFuseError, LookupError):
-    """The caller cancelled a request that has no result so far. Other requests continue."""
+    """The caller cancelled a request before it had a result, or closed its run or read it twice."""
 
 
 class RequestTimeoutError(AdaFuseError, TimeoutError):
@@ -124,7 +124,7 @@ class RequestTimeoutError(AdaFuseError, TimeoutError):
 
 
 class QueueFullError(AdaFuseError, queue.Full):
-    """Too many requests wait now (`RuntimeConfig.max_waiting`); nothing has been computed."""
+    """The queue is full (`RuntimeConfig.max_waiting`); nothing has been computed."""
 
 
 class EngineClosedError(AdaFuseError, LookupError):
@@ -132,11 +132,11 @@ class EngineClosedError(AdaFuseError, LookupError):
 
 
 class ServerError(AdaFuseError, ConnectionError):
-    """The server of a `RemoteEngine` cannot be reached, refuses the key, or stopped or failed."""
+    """The server of a `RemoteEngine` refuses the API key, breaks the connection, or fails."""
 
 
 class ServerNotReadyError(ServerError):
-    """The server of a `RemoteEngine` does not answer, loads or stops; try the request again."""
+    """The server of a `RemoteEngine` is starting, stopping or unreachable; try again later."""
 
 
 class MissingDependencyError(AdaFuseError, ImportError):
@@ -146,7 +146,7 @@ class MissingDependencyError(AdaFuseError, ImportError):
 def install_command(extras: str) -> str:
     """Return the command that installs extras, such as ``"cli,serve"``.
 
-    pip keeps the package that is installed, and adds what the extras need.
+    The command does not reinstall adafuse-llm. It only adds what the extras need.
     """
     return f'pip install "adafuse-llm[{extras}]"'
 
@@ -161,7 +161,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def as_member_error(name: str, error: BaseException) -> AdaFuseError:
-    """Return the error that an engine raises after a member's error from any library."""
+    """Return an error of this package for an error that the member `name` raised while decoding."""
     if isinstance(error, AdaFuseError):
         return error
     reason = f"{type(error).__name__}: {error}"
@@ -192,16 +192,16 @@ def short_repr(value: object) -> str:
 
 
 def short_list(names: Iterable[str]) -> str:
-    """Return names for an error message: all of a few, or the first of many."""
+    """Join names for an error message. Of more than `MAX_NAMES`, only count the rest."""
     shown = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names]
     more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
     return (", ".join(shown[:MAX_NAMES]) or "none") + more
 
 
 def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
-    """Return `` Did you mean 'x'?`` with the allowed names most similar to a name, or "".
+    """Return `` Did you mean 'x'?`` with up to `limit` similar names of `allowed`, or "".
 
-    The similarity is from 0 to 1 (`difflib.get_close_matches`).
+    `similarity` is the lowest that counts, from 0 to 1 (`difflib.get_close_matches`).
     """
     if len(name) > MAX_NAME:
         return ""

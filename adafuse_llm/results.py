@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 FinishReason = Literal["stop", "stop_sequence", "length", "cancelled"]
-"""Why a response ended: by itself, at a stop sequence, at a limit, or because it was cancelled."""
+"""Why a response ended: by itself, at a stop sequence, at a length limit, or by cancellation."""
 
 
 class _Result(BaseModel):
@@ -27,8 +27,8 @@ class _Result(BaseModel):
 class Candidate(_Result):
     """One span of a round's pool (§3.4).
 
-    The texts about ``nll`` and ``score`` describe the strategy `adafuse`. Each of the others
-    documents its own.
+    The descriptions of ``nll`` and ``score`` hold for the strategy `adafuse`. Other strategies
+    document their own.
 
     Attributes:
         text: the span as its first proposer wrote it. Spaces that end the prompt, and whitespace
@@ -38,7 +38,7 @@ class Candidate(_Result):
         nll: mean negative log-likelihood per token by member, in nats (equation 4). Members that
             cannot score the span are absent.
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member could
-            score the candidate, which then cannot win.
+            score the candidate. It then cannot win.
         logprob: log-probability of the span, in nats (`Generation.logprob`). None if it has no
             score, or if the strategy's scores say nothing about probabilities.
     """
@@ -52,11 +52,11 @@ class Candidate(_Result):
 
 
 class TopToken(_Result):
-    """One of the likeliest tokens at a place in a response.
+    """One of the likeliest tokens at a position in a response.
 
     Attributes:
         text: the text that the token adds to the tokens before it.
-        logprob: natural logarithm of the member's probability p of the token.
+        logprob: natural logarithm of the member's probability of the token.
     """
 
     text: str
@@ -68,11 +68,11 @@ class TokenLogprob(_Result):
 
     Attributes:
         text: the text that the token adds to the tokens before it. If several tokens form one
-            character, the last one adds it.
+            character, the last token adds the character.
         logprob: natural logarithm of the member's probability p of the token, after penalties and
             ``logit_bias``, but before sampling options and grammars. None if p is 0.
-        top: the ``top_logprobs`` likeliest tokens at its place, in descending order of p. Under a
-            grammar, only tokens that it permits.
+        top: the ``top_logprobs`` likeliest tokens at this position, the likeliest first. Under a
+            grammar, only tokens that the grammar permits.
     """
 
     text: str
@@ -90,8 +90,8 @@ class Round(_Result):
         text: the committed text: the winner's, or its beginning if ``max_new_tokens`` or a stop
             sequence cut it.
         margins: margins Δ by member, one at the start of each word that the member considered
-            (equation 1). A member that only read the candidates has none. A member that was not
-            asked is absent.
+            (equation 1). For a member that only scored candidates, the tuple is empty. A member
+            that was not asked is absent.
         forced: whether the grammar allows no other text, so that no member was asked. The round
             then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
@@ -110,7 +110,7 @@ class Round(_Result):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The members that proposed or scored a span. A strategy need not ask all."""
+        """The members that proposed or scored a span. A strategy need not ask all members."""
         named = (name for span in self.candidates for name in (*span.proposers, *span.nll))
         return tuple(dict.fromkeys([*self.margins, *named]))
 
@@ -140,19 +140,19 @@ class Round(_Result):
 
 
 RoundObserver = Callable[[Round], None]
-"""A function that receives every round."""
+"""A function that is called with every finished round."""
 
 
 class Usage(_Result):
     """Cost of a decode, by member name.
 
     Attributes:
-        prompt_tokens: the member's tokens of the prompt, also those of spaces at its end.
+        prompt_tokens: the member's tokens of the prompt, including spaces at its end.
         completion_tokens: the member's tokens of the response.
         forward_passes: forward passes of the member's model for this request.
-        tokens_processed: tokens in those passes, including the prompt's.
-        cached_tokens: tokens of the prompt that the member still had from an earlier request, which
-            began with the same tokens.
+        tokens_processed: tokens in these passes, including those of the prompt.
+        cached_tokens: tokens of the prompt that no pass processed, because the member still had
+            them from an earlier request that began with the same tokens.
     """
 
     prompt_tokens: dict[str, int]
@@ -166,10 +166,11 @@ class MemberInfo(_Result):
     """What applications need to know about a member.
 
     Attributes:
-        name: its name.
-        context_window: most tokens of a prompt and its response. None if it has no limit.
-        has_chat_template: whether it has a chat template. Without one, it reads messages as plain
-            text.
+        name: the member's name.
+        context_window: maximum number of tokens of a prompt and its response together; None if
+            there is no limit.
+        has_chat_template: whether the member has a chat template. If not, it reads messages as
+            plain text.
         parameters: number of the model's parameters; None if it is not known.
     """
 
@@ -186,7 +187,7 @@ def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int
 
 
 class Generation(_Result):
-    """A finished response with the rounds that produced it. Joining their texts gives ``text``.
+    """A finished response with the rounds that produced it. The texts of the rounds form ``text``.
 
     Notebooks display it as the last expression of a cell, and rich prints it in terminals.
 
@@ -195,28 +196,27 @@ class Generation(_Result):
         rounds: the rounds, in order.
         finish_reason: why the response ended.
         cut_by: what limited the length, if the reason is ``"length"``, such as ``the limit of 256
-            tokens (max_new_tokens)``. Else "".
+            tokens (max_new_tokens)``; otherwise "".
         usage: the cost.
-        strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``; "" if
-            it is not known.
+        strategy: name of the strategy that ran, never ``"auto"``; "" if it is not known.
         logprob: log-probability of the response under the strategy's rule, in nats: the sum over
             the rounds of `Candidate.logprob` of the winner. With ``adafuse`` and ``single``, this
             is equation 5 without the division by the number of tokens. With ``mixture``, it is the
             logarithm of the pooled probability of the word and its end, to which a member that was
-            not asked adds 0. The next word begins with the same whitespace, and counts it again.
-            With ``choices``, it is the weighted mean of the log-likelihoods of the chosen text and
-            its end. Under a grammar, probabilities are relative to what it permits, so a forced
-            round adds 0. A span counts as a whole, also if its end was cut off. None if the
+            not asked adds 0. The whitespace that ends a word counts again as the beginning of the
+            next word. With ``choices``, it is the weighted mean of the log-likelihoods of the
+            chosen text and its end. A grammar makes probabilities relative to what it permits, so a
+            forced round adds 0. A span counts as a whole, even if its end was cut off. None if the
             strategy gives no probabilities.
-        member_logprobs: log-likelihood by member, in nats: the sum over the spans that it scored
-            (`Candidate.nll`), without the ends of words that ``mixture`` adds.
+        member_logprobs: log-likelihood by member, in nats: the sum over the committed spans that
+            the member scored, without the ends of words that ``mixture`` adds.
         confidence: probability that the response is right (the option `calibration`). None without
             a calibration, if the response is not whole (``"length"`` or ``"cancelled"``), or if the
-            request lets other members decode.
+            calibration was fitted for other members or another strategy.
         seed: the seed that gives the same response again; None if nothing was drawn.
         alternatives: the other responses, with the option ``n``.
         reply_prefix: text with which the members' chat templates began the reply, such as
-            ``<think>``. It is not part of `text`.
+            ``<think>``. ``text`` does not contain it.
     """
 
     text: str
@@ -267,15 +267,15 @@ class ScoredText(_Result):
     """The score that an ensemble gives to a text.
 
     Attributes:
-        text: the given text.
+        text: the text that was scored.
         nll: mean negative log-likelihood per token by member, in nats (equation 4). A member
             is absent if it cannot write exactly this text, or gives it a probability of 0.
-        tokens: number of terms in this mean by member: its tokens of the text, and one more if the
-            end of the response is scored.
+        tokens: number of terms in this mean, by member: the member's tokens of the text, and one
+            more if the end of the response is scored.
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member with a
             positive weight can score the text.
-        loglikelihood: weighted mean of the members' ``-nll * tokens``, in nats. Unlike F, it
-            compares texts of different lengths by their probability. None if ``score`` is None.
+        loglikelihood: weighted mean of the members' ``-nll * tokens``, in nats. Unlike F, it is
+            not a mean per token, so longer texts tend to lower values. None if ``score`` is None.
         missing: why a member is absent from ``nll``, by member.
     """
 
@@ -288,14 +288,14 @@ class ScoredText(_Result):
 
 
 class Scores(_Result):
-    """The scores of given continuations of one prompt, and their cost."""
+    """The scores of some continuations of one prompt, in order, and their cost."""
 
     texts: tuple[ScoredText, ...]
     usage: Usage
 
 
 def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:
-    """Return the usage of all responses to some prompts. Each prompt counts once."""
+    """Return the usage of all responses to `prompts` prompts. Each prompt counts once."""
     share = len(generations) // prompts
     total: dict[str, dict[str, int]] = {}
     for number, generation in enumerate(generations):
@@ -312,10 +312,10 @@ class Chosen(_Result):
 
     Attributes:
         text: the chosen option.
-        index: its index in the list.
-        probabilities: probability of each option among all, in order: softmax of -F.
-        nll: by member, the negative log-likelihood of each option with the end of the response, in
-            order, in nats. Members that cannot score all options are absent.
+        index: index of the chosen option in the list.
+        probabilities: probabilities of the options, in order: the softmax of -F.
+        nll: negative log-likelihoods of the options with the end of the response, in order, in
+            nats, by member. Members that cannot score all options are absent.
         usage: the cost.
     """
 
@@ -330,12 +330,13 @@ class Answer(_Result):
     """The answer to a typed question. Without a calibration, its probabilities are only a ranking.
 
     Attributes:
-        probabilities: probability of each option; of levels, in their order.
-        members: the same for each member that takes part.
-        mass: by member, the probability that the next token is one of the labels: the mean over the
-            orders. A member with a low one would rather write something else.
-        warnings: which members take no part, and which of those that decide have little mass.
-        is_sure: whether all members with a weight take part, and the confidence is at least the
+        probabilities: probability by option. Levels have the order of the scale.
+        members: uncalibrated probabilities by member and option. A member that cannot write all
+            labels takes no part, and is absent.
+        mass: probability of all labels together, by member: the mean over the orders of the
+            options. A member with a low mass would rather write something else.
+        warnings: which members take no part, and which deciding members have little mass.
+        is_sure: whether all members with a weight took part, and the confidence is at least the
             threshold of the calibration. None without a threshold.
     """
 
@@ -352,29 +353,29 @@ class Answer(_Result):
 
     @property
     def confidence(self) -> float:
-        """The probability of the likeliest option; calibrated, the probability that it is right."""
+        """The probability of `choice`; with a calibration, the probability that it is right."""
         return self.probabilities[self.choice]
 
     @property
     def probability(self) -> float:
-        """The probability of yes, after a `Predicate`."""
+        """The probability of yes, if the question is a `Predicate`."""
         return self.probabilities["yes"]
 
     @property
     def score(self) -> float:
-        """The expected level, where the first one is 0, after a `Score`."""
+        """The expected level, if the question is a `Score`. The first level counts as 0."""
         return math.fsum(level * p for level, p in enumerate(self.probabilities.values()))
 
 
 class Decision(_Result, Mapping[str, Answer]):
-    """The answers to all questions about a state: a mapping by the names of the questions.
+    """The answers to all questions about a state: a mapping from the names of the questions.
 
     Attributes:
-        answers: the answers by name.
+        answers: the answers by name of the question.
         usage: the cost of all prompts, one for every question and order of its options.
-        strategy: ``"weights"`` for the weighted mean of the members' log-probabilities;
-            ``"calibrated"`` for that of a calibration (the option `decisions`); ``"largest"`` for
-            that of the members with the most parameters, as far as known.
+        strategy: how the answers follow from the members' log-probabilities: ``"weights"``, as the
+            weighted mean; ``"calibrated"``, by a calibration (the option `decisions`);
+            ``"largest"``, as the mean of the members with the most parameters, as far as known.
     """
 
     answers: dict[str, Answer]
@@ -395,11 +396,11 @@ class StreamEvent(_Result):
     """One event of a stream: a committed span.
 
     Attributes:
-        text: the text that can be shown now, without what could begin a stop sequence. Joining the
-            texts of all events gives the text of the generation.
+        text: the text that can be shown now. An end that could begin a stop sequence is held back.
+            The texts of all events form the text of the generation.
         round: the round that committed the span. None on the event that ends a cancelled decode.
         generation: the whole result in the last event, and None in all others.
-        reply_prefix: as in `Generation`, the same in all events of a response.
+        reply_prefix: as in `Generation`. It is the same in all events of a response.
     """
 
     text: str

@@ -20,7 +20,7 @@ KEY: Final = re.compile("[!-~]+")
 """An API key: visible ASCII characters."""
 
 RUNTIME: Final[Mapping[str, Any]] = {"max_waiting": 256}
-"""Defaults of `RuntimeConfig` in a server. Fewer requests wait than elsewhere, because clients can
+"""Defaults of `RuntimeConfig` in a server. The queue is shorter than elsewhere, because clients can
 try again."""
 
 REFUSED: Final = {
@@ -37,7 +37,7 @@ def _fit(pattern: str, message: str, texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _root_path(text: str) -> str:
-    """Return "" or a path that begins with a slash and ends without one."""
+    """Return the path with a slash at its beginning only, or "" for no path."""
     path = text.strip("/")
     if not re.fullmatch(r"([\w.~-]+(/[\w.~-]+)*)?", path):
         raise ValueError("it must be a path without host, such as /llm")
@@ -62,32 +62,32 @@ class ServingConfig(Options):
     """Options of the server: names, limits, and who may use it."""
 
     served_model_name: str = Field(default="adafuse", min_length=1)
-    """Name of the ensemble in requests. The members have their own names."""
+    """Name of the ensemble in requests, which can also name a member."""
     allowed_hosts: Annotated[Names, AfterValidator(_hosts)] = ()
     """Names under which clients may reach the server, without ports, such as llm.example.org or
     *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows
     localhost, 127.0.0.1 and [::1]. Default elsewhere: any."""
     root_path: Annotated[str, AfterValidator(_root_path)] = ""
-    """Path at which a proxy shows the server, such as /adafuse, if the proxy leaves it in the paths
-    of requests. Default: none."""
+    """Path under which a proxy offers the server, such as /adafuse, if the proxy does not remove it
+    from the paths of requests. Default: none."""
     cors_origins: Annotated[Names, AfterValidator(_origins)] = ()
     """Origins whose pages may use the server from a browser, such as https://app.example.org.
     Default: none but the server's own page."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Maximum bytes of the body of a request."""
     max_output_tokens: int | None = Field(default=None, ge=1)
-    """Highest `max_tokens` that a request may ask for. Default: no limit."""
+    """Highest `max_tokens` that a request may have or gets by default. Default: no limit."""
     max_choices: int = Field(default=128, ge=1)
-    """Maximum number of responses to one request: its prompts times its `n`."""
+    """Maximum number of responses to one request: number of prompts times `n`."""
     request_timeout: Annotated[float | None, AfterValidator(lambda it: it or None)] = Field(
         default=600.0, ge=0, le=86_400
     )
-    """Maximum seconds that a request waits and decodes. 0: no limit."""
+    """Maximum seconds that a request takes, waiting included. 0: no limit."""
     drain_seconds: float = Field(default=5.0, ge=0, le=86_400)
     """Seconds that running requests may take after the signal to stop. Then they end with the text
     so far."""
     page: bool = True
-    """Whether the page at / exists."""
+    """Whether there is a page at /."""
 
 
 class ServerConfig(ServingConfig):
@@ -102,11 +102,11 @@ class ServerConfig(ServingConfig):
     """Text file with the API keys, one on each line. Clients need one of them. The variable
     ADAFUSE_SERVER_KEYS can also hold keys, separated by commas."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level of log messages. info includes one line for every request."""
+    """Lowest level of log messages. With info, every request has a line."""
 
 
 def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the API keys of a file, one per line (``#`` begins a comment), and of `VARIABLE`.
+    """Return the API keys of a file, one per line (``#`` begins a comment line), and of `VARIABLE`.
 
     Raises:
         OSError: the file cannot be read.

@@ -24,7 +24,7 @@ class Summary(BaseModel):
         asked: number of rounds in which each member was asked (`Round.asked`).
         backed: number of rounds in which each member proposed the committed span.
         decided: number of rounds in which each member alone proposed the committed span.
-        words_per_round: number of rounds by the number of words that they committed. Forced rounds
+        words_per_round: for each number of words, how many rounds committed so many. Forced rounds
             and rounds without a word are absent.
         agreement: share of unanimous rounds among those in which several members proposed
             (`Round.is_unanimous`). None if there are no such rounds.
@@ -47,7 +47,7 @@ class Summary(BaseModel):
 
     @classmethod
     def of(cls, rounds: Iterable[Round | Mapping[str, Any]]) -> Summary:
-        """Return the statistics of rounds of one ensemble, or of their records (:func:`record`)."""
+        """Return the statistics of one ensemble's rounds, or of their records (:func:`record`)."""
         records = [each if isinstance(each, Mapping) else record(each) for each in rounds]
         free = [entry for entry in records if not entry["forced"]]
         agreed = [each for entry in records if (each := entry["unanimous"]) is not None]

@@ -1,7 +1,7 @@
 """Tests for backends: the rules of `Backend`, as a class to inherit in a test file.
 
 Write ``class TestMine(BackendTests)`` with a method ``member`` that returns your backend. Three
-tests are skipped if it does not know whole distributions (`Backend.knows_distributions`).
+tests skip a backend that does not know whole distributions (`Backend.knows_distributions`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ UNKNOWN = 10**9  # a token id that no vocabulary has
 
 
 class BackendTests:
-    """The rules of a backend. Define `member`. All other attributes and methods have defaults.
+    """The rules of a backend. A subclass must define `member`, and can replace the attributes.
 
     Attributes:
-        texts: texts that the codec must encode exactly. Prompts consist of their tokens.
+        texts: texts that the codec must encode exactly. All prompts consist of their tokens.
         odd_texts: texts that the codec need not encode exactly.
         tolerance: maximum difference of log-probabilities. It is relative for values below -1.
         steps: number of queries in the longest random walk.
@@ -57,14 +57,14 @@ class BackendTests:
     steps: int = 60
 
     def member(self) -> base.Backend:
-        """Return the backend. It may always be the same one."""
+        """Return the backend, a new one or always the same."""
         raise NotImplementedError("define the method `member`, which returns the backend to test")
 
     def logits(self, ids: tuple[int, ...]) -> Iterable[float] | None:  # noqa: ARG002
         """Return the logits of all tokens after `ids`, from a forward pass without any cache.
 
-        If the result is None, the tests compare with new requests to the same backend instead, so
-        they overlook an error that the backend makes every time.
+        If the result is None, the tests compare with new requests to the same backend instead.
+        They then overlook an error that the backend makes every time.
         """
         return None
 
@@ -103,7 +103,7 @@ class BackendTests:
                 assert got == text or not exact or "\ufffd" in got, message
 
     def test_prompts(self) -> None:
-        """Prompts and messages have tokens. The name of an end token in a text is no end token."""
+        """Prompts and messages have tokens. No text becomes an end token, not even its name."""
         bench = self._bench()
         codec, ends, spelled = bench.codec, bench.member.end_ids, ["</s>", "<|endoftext|>"]
         for end in ends:
@@ -148,7 +148,7 @@ class BackendTests:
         assert trace() is None, "after release, the backend still refers to the tree"
 
     def test_masks(self) -> None:
-        """`Node.allowed` restricts listed tokens, `mass` and word ends, and no other number."""
+        """`Node.allowed` restricts listed tokens, `mass` and `word_end_logprob`, nothing else."""
         bench = self._bench(full=True)
         for token in bench.words if bench.texts else ():
             got, want = bench.texts[token], bench.codec.decode_continuation(bench.prompt, [token])
@@ -215,7 +215,7 @@ class _Bench:
                     trees[at] = self.begin()
                 elif action < 0.35:
                     tree.commit(self.chance.choice(nodes[1:] or nodes))
-            # ask twice: the second time, the backend need not compute anything
+            # ask twice: the second results must be right, too, and cost no more
             queries = [self.query(tree, **ways) for tree in self.chance.sample(trees, 2)]
             if fails:
                 self._fail(queries)
@@ -293,7 +293,7 @@ class _Bench:
         return results
 
     def _anew(self, query: base.Query) -> base.QueryResult:
-        """Return the result of a query, from a new request for every node."""
+        """Return the result of a query, computed with a new request for every node."""
         old, results = query.tree, list[base.QueryResult]()
         for node in (*query.evaluate, *query.score):
             start = node if len(results) < len(query.evaluate) else node.parent or old.root
