@@ -33,13 +33,13 @@ COMMANDS: Final = {
     "tune": "find the best members and options, and test them against the best member alone",
     "info": "describe models and check whether they can work together",
 }
-"""The commands, and what they do. Every command is a module of this package."""
+"""What the commands do, by name. Every command is a module of this package."""
 
 
 def main() -> None:
     """Run the command `adafuse` with the arguments of this process, and exit."""
     # Imports and loading create more than 600,000 objects, almost all of which stay. If the garbage
-    # collector visited them again and again, `adafuse ask` would take half as much CPU time again.
+    # collector visited them again and again, `adafuse ask` would need 1.5 times the CPU time.
     gc.disable()
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # the stream is closed
@@ -81,6 +81,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def load(name: str) -> Command:
-    """Import a command."""
+    """Import the module of a command, and return the command."""
     command: Command = import_module(f"adafuse_llm.cli.{name}").COMMAND
     return command

@@ -21,7 +21,7 @@ EMBEDDED = (
     "The embedded members know only the fictional town of the handbook. For anything else, use "
     "your own models: --model PATH_OR_ID --model PATH_OR_ID"
 )
-"""The hint on stderr if the embedded members answer."""
+"""The hint that commands print on stderr if all members are embedded ones."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -34,7 +34,7 @@ def add_flags(parser: Parser) -> None:
 def ask(setup: Setup, flags: Namespace) -> int:
     """Answer a question from documents and show how the ensemble decides.
 
-    An offline search (BM25) finds the best passages, and the members answer from them together.
+    An offline search (BM25) finds the best passages, from which the members answer together.
     """
     question: str = flags.question
     retriever = Retriever(read_documents(flags.docs or [handbook_path()]))
@@ -83,14 +83,14 @@ def ask(setup: Setup, flags: Namespace) -> int:
 
 
 def add_documents(parser: Parser, default: str = "") -> None:
-    """Add the flags for documents."""
+    """Add the flags --docs and --passages. `default` ends the help of --docs."""
     text = "Text or Markdown file, or a folder of such files, from which the members answer."
     parser.flag("--docs PATH", f"{text} Repeatable.{default}")
     parser.flag("--passages N", "Largest number of passages that the members read.", default=3)
 
 
 def show_sources(console: Console, sources: Sequence[Passage]) -> None:
-    """Print the passages with their BM25 scores."""
+    """Print the passages with their BM25 scores, each in one line."""
     console.print(Text("Sources", "bold"))
     if not any(passage.score for passage in sources):
         console.print("No passage has a word of the question, so the members read the first ones.")

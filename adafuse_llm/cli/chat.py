@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "/help": "show this list",
     "/quit": "end (or Ctrl-D)",
 }
-"""Commands within the conversation, and what they do."""
+"""What users can type instead of a message, and what it does."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -38,7 +38,7 @@ def chat(setup: Setup, flags: Namespace) -> int:
 
     Answers appear as they are written, in the colors of the members. In a pipe, each line is a
     question, and the output is only the answers. With --docs, the members read every question with
-    the passages that fit it and the previous question best.
+    the passages that best fit it and the previous question.
     """
     retriever = None
     if flags.docs:
@@ -80,7 +80,7 @@ def _lines() -> Iterator[str]:
 
 
 class _Conversation:
-    """A conversation with an ensemble. A retriever, if any, finds passages for every question."""
+    """A conversation with an ensemble, which can read passages with every question."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Conversation:
     def _reply(self) -> None:
         """Answer the last message. After Ctrl-C, the text so far becomes the answer.
 
-        If there is no text so far, the conversation goes on without the message.
+        If the answer is empty, the conversation goes on without the message.
         """
         self._sent = [*self._messages]
         asked = [message["content"] for message in self._messages if message["role"] == "user"][-2:]

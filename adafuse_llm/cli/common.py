@@ -1,4 +1,4 @@
-"""What the commands share: flags, loading, and the printing of errors."""
+"""What the commands share: flags, the loading of members, and error messages."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ DECODING: Final = {
     "json_schema": ("--json-schema FILE", "JSON schema that the response fits."),
     "choices": ("--choice TEXT", "Text that the response may be. Repeatable; the likeliest wins."),
 }
-"""Flags of every command that decodes, with their help, by option of `AdaFuseConfig`."""
+"""Flags of the commands that decode, with their help, by option of `AdaFuseConfig`."""
 
 REPEATABLE: Final = ("models", "docs", "options", "stop", "use", "choices")
-"""Names of flags that can be repeated."""
+"""Destinations of the flags that can be repeated."""
 
 OPTIONS: Final = (AdaFuseConfig, RuntimeConfig)
 """Classes of the options that most commands can set with ``-o``."""
@@ -71,7 +71,7 @@ FIELDS: Final = {
     **RuntimeConfig.model_fields,
     **ServerConfig.model_fields,
 }
-"""The options that flags can set, by name."""
+"""The options that flags and ``-o`` can set, by name."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Setup:
     """The settings from the shared flags.
 
     Attributes:
-        file: models, loading settings and options. Flags override the file of --config, which
-            overrides the command's defaults. Options that the command refuses are absent.
+        file: models, loading settings and options: from flags, from the file of --config, or else
+            from the command's defaults. Options that the command refuses are absent.
         threads: number of CPU threads for the members; None for the default of --threads.
         trust_remote_code: whether to run code that comes with a model.
         debug: whether to show tracebacks and the logs of libraries.
@@ -103,7 +103,7 @@ class Setup:
         return all(Path(spec.path).resolve() in embedded for spec in self.file.members)
 
     def identity(self, config: AdaFuseConfig) -> dict[str, Any]:
-        """Return the models and options that can change the answers of a run, as JSON data."""
+        """Return all models and options on which the answers of a run depend, as JSON data."""
         models = list(self.file.models) or "embedded"
         return {"models": models, **self.file.loading, **config.model_dump(mode="json")}
 
@@ -114,9 +114,9 @@ class Setup:
         return Display(members, console, engine.strategy.name, forced=self.has_grammar)
 
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
-        """Load the ensemble, and silence other libraries. The caller closes the engine.
+        """Load the ensemble, and silence other libraries. The caller must close the engine.
 
-        `config` has the options of decoding. Default: those of `file`.
+        `config` has the engine's options of decoding. Default: those of `file`.
         """
         members = [
             spec.model_copy(update={"threads": self.threads})
@@ -125,7 +125,7 @@ class Setup:
             for spec in self.file.members
         ]
         console = stderr_console()
-        # downloads show their own progress bars
+        # show no status during downloads, which have progress bars
         shown = console.is_interactive and all(Path(spec.path).exists() for spec in members)
         names = ", ".join(Path(spec.path).name for spec in members)
         with console.status(escape(f"loading {names}")) if shown else nullcontext():
@@ -156,16 +156,16 @@ class Setup:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors have one line. For an unknown flag, they suggest the nearest one."""
+    """A parser whose errors have one line, and suggest a flag instead of an unknown one."""
 
     def flag(self, usage: str, text: str = "", **settings: Any) -> None:
-        """Add a flag. If it has the name of an option, it sets this option.
+        """Add a flag. A flag with the name of an option sets this option.
 
         Args:
             usage: the flag, and the name of its value if it has one, such as ``--trials N``. FILE
                 and PATH stand for a `Path`, and N for a whole number from 1.
-            text: the help, to which the flag's default is added. Default: the option's description.
-            **settings: other settings of `add_argument`.
+            text: the help; the flag's default is added. If empty, the option's description.
+            **settings: other arguments of `add_argument`.
         """
         flag, _, value = usage.partition(" ")
         name = settings.setdefault("dest", flag.strip("-").replace("-", "_"))
@@ -183,7 +183,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(flag, help=text, **settings)
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Return the values of all flags. They may stand before or after other arguments."""
+        """Return the values of all arguments. Flags may be before, between or after the others."""
         flags, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -206,9 +206,9 @@ class Command:
     Attributes:
         function: the function, which returns the exit code. Its docstring is the help.
         add_flags: function that adds the command's own flags to a parser.
-        arguments: the arguments without a flag, for the first line of the help.
-        kinds: classes of the options that ``-o`` can set. Without any, the command takes no
-            members and no options of decoding, and ignores those of a configuration file.
+        arguments: the arguments that are not flags, as the first line of the help shows them.
+        kinds: classes of the options that ``-o`` can set besides `LOADING`. If empty, the command
+            has no flags for members and decoding, and ignores such options of a configuration file.
         refused: reasons why this command refuses an option, by the name of the option.
         defaults: values that replace the usual defaults of options in this command.
         unused: options without effect in this command. Only a configuration file may set them.
@@ -223,7 +223,7 @@ class Command:
     unused: Collection[str] = ()
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the command, and return its exit code. Print exceptions in one line on stderr."""
+        """Run the command, and return its exit code. An exception becomes one line on stderr."""
         flags = self.parser().read(arguments)
         try:
             code = self.function(self._setup(flags), flags)
@@ -246,7 +246,7 @@ class Command:
         return code
 
     def parser(self) -> Parser:
-        """Return the parser of the command's flags."""
+        """Return a parser of the command's flags, its own and the shared ones."""
         parser = Parser(
             f"adafuse {self.function.__name__}",
             usage=" ".join(["%(prog)s", *self.arguments.split(), "[flags]"]),
@@ -337,7 +337,7 @@ def _only(kind: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positive(text: str) -> int:
-    """Return a flag's text as a whole number from 1."""
+    """Return a flag's value as a number. It must be a whole number from 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more; got {number}")
@@ -345,10 +345,10 @@ def positive(text: str) -> int:
 
 
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
-    """Return the name and value of ``NAME=VALUE``. VALUE is YAML, unless the option is text.
+    """Return the name and value of ``NAME=VALUE``. VALUE is YAML, except where an option is text.
 
     Raises:
-        InvalidOptionError: the text has another form, or the name is not in `allowed`.
+        InvalidOptionError: the text does not have this form, or the name is not in `allowed`.
     """
     name, _, value = text.partition("=")
     name = name.strip().replace("-", "_")

@@ -32,7 +32,7 @@ def add_flags(parser: Parser) -> None:
 def decide(setup: Setup, flags: Namespace) -> int:
     """Answer a question about a text with the probability of each option.
 
-    Without --choice and --level, the answer is yes or no.
+    Without --choice and --level, the options are yes and no.
     """
     question = _question(flags)
     has_weights = any(each.partition("=")[0].strip() == "weights" for each in flags.options)

@@ -36,9 +36,8 @@ def add_flags(parser: Parser) -> None:
 def generate(setup: Setup, flags: Namespace) -> int:
     """Continue a prompt, or answer it as a chat message, and show the text as it grows.
 
-    If the output goes to a file or pipe, it is only the text, exactly as decoded, and a final
-    newline. With --n, the responses are shown when all are complete, each below a heading with its
-    seed.
+    Output to a file or pipe is only the text, exactly as decoded, and a final newline. With --n,
+    the responses are shown when all are complete, each below a heading with its seed.
     """
     request = _request(flags)
     with setup.load() as engine, cancel_on_interrupt() as cancel:
@@ -76,7 +75,7 @@ def generate(setup: Setup, flags: Namespace) -> int:
 
 
 def _request(flags: Namespace) -> dict[str, Any]:
-    """Return arguments for `AdaFuseEngine.stream`. The prompt ``-`` stands for stdin."""
+    """Return arguments for `AdaFuseEngine.stream`. For the prompt ``-``, read stdin."""
     if flags.prompt == "-":
         try:
             flags.prompt = sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n")

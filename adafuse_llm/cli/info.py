@@ -31,11 +31,11 @@ PROBES: Final = {
     "invisible characters": " co\u00adop a\u200bb",
     "tabs and Windows line ends": " a\tb\r\nc",
 }
-"""Texts that a tokenizer should not change, because a member cannot score changed text."""
+"""Texts that a tokenizer may change. A member cannot score a text that its tokenizer changes."""
 
 
 class Finding(NamedTuple):
-    """A finding about a member, or several joined by ``+``. After a problem, they cannot run."""
+    """A finding about a member, or about several joined by ``+``. A problem prevents their use."""
 
     level: Literal["problem", "warning"]
     member: str
@@ -50,7 +50,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def info(setup: Setup, flags: Namespace) -> int:
-    """Describe models and check whether they can work together. Load one model at a time.
+    """Describe models, loaded one at a time, and check whether they can work together.
 
     Exit codes: 0 the models can work together; 1 they cannot.
     """

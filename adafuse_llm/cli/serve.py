@@ -17,7 +17,7 @@ from adafuse_llm.serving_config import REFUSED, RUNTIME, VARIABLE, ServerConfig,
 logger = logging.getLogger(__name__)
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""Host names that stand for this machine itself."""
+"""Host names by which a machine reaches itself."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -33,7 +33,7 @@ def add_flags(parser: Parser) -> None:
 def serve(setup: Setup, _flags: Namespace) -> int:
     """Serve the ensemble to applications, in the form of OpenAI's API.
 
-    The flags for decoding are the defaults of requests. The server listens at once, and answers
+    The flags for decoding set defaults for requests. The server listens at once, and answers
     requests when the members are loaded. Ctrl-C or the signal SIGTERM stops it: running requests
     may take drain_seconds more, and then end with the text so far. A second Ctrl-C stops it
     immediately.
@@ -49,8 +49,8 @@ def serve(setup: Setup, _flags: Namespace) -> int:
 
     config = setup.file.serving
     if is_local := _is_loopback(config.host):
-        # otherwise, a site could let its name stand for 127.0.0.1, and use the server through a
-        # browser on this machine
+        # refuse other names: a web site could make its own name stand for 127.0.0.1, and so use
+        # the server through a browser on this machine
         hosts = dict.fromkeys((*config.allowed_hosts, *LOOPBACK, config.host))
         config = config.model_copy(update={"allowed_hosts": tuple(hosts)})
     keys = read_keys(config.api_key_file, os.environ)

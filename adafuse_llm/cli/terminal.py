@@ -21,7 +21,7 @@ from adafuse_llm.report.terminal import Display
 
 
 def stdout_console() -> Console:
-    """Return a console for results. If stdout is not a terminal, lines have 120 characters."""
+    """Return a console for results. In a file or pipe, lines have COLUMNS or 120 characters."""
     wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(
         file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
@@ -39,7 +39,7 @@ def tell(message: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """Return a text without line breaks and control characters."""
+    """Return a text in one line, in which U+FFFD replaces control characters."""
     return printable(" ".join(text.split()))
 
 
@@ -65,7 +65,7 @@ def show_stream(display: Display, events: Iterator[StreamEvent]) -> Generation:
 def last(
     events: Iterator[StreamEvent], show: Callable[[StreamEvent], object] = lambda _event: None
 ) -> Generation:
-    """Read a stream to its end, call `show` for every event, and return the generation.
+    """Call `show` for every event of a stream, and return the generation.
 
     Until the first event, a terminal shows a spinner.
     """
@@ -81,7 +81,7 @@ def last(
 
 @contextmanager
 def cancel_on_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C sets. The second one interrupts immediately."""
+    """Yield an event that the first Ctrl-C sets. A second Ctrl-C raises `KeyboardInterrupt`."""
     cancel = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -118,5 +118,5 @@ def progress_bar() -> Progress:
 
 
 def discard_stdout() -> None:
-    """Send stdout to the null device, so that Python's flush at exit does not fail."""
+    """Redirect stdout to the null device, so that Python's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

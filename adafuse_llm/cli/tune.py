@@ -87,8 +87,8 @@ def tune(setup: Setup, flags: Namespace) -> int:
 
     The search tries members and settings on one half of the questions. The best setting is then
     compared with the best single member on the other, held-out half. If the ensemble scores higher
-    at p < 0.05, OUTPUT describes the ensemble, otherwise the best member alone. To use the file
-    with another command, pass --config OUTPUT. Options that you set are not searched.
+    at p < 0.05, OUTPUT describes the ensemble; otherwise, the best member alone. To use the file
+    with another command, pass --config OUTPUT. Options that you set stay as they are.
 
     With 50 answers or more, at least 5 of them right and 5 wrong, OUTPUT also calibrates the
     confidence of every answer, and a table shows how many of the surest answers are right.
@@ -127,7 +127,7 @@ def _search(setup: Setup, flags: Namespace) -> int:
     load_metric(metric)
     config = setup.file.config
     if file is not None and "stop" not in setup.file.options:
-        # base models go on with another question
+        # end a response where a base model goes on with another question
         config = config.override({"stop": ("\nQuestion:",)})
     names = member_names(setup.file.members)
     tuning.candidates(names, config, find_strategy(setup.file.strategy))
@@ -196,7 +196,7 @@ def _fit(setup: Setup, flags: Namespace) -> int:
 def _job(
     setup: Setup, flags: Namespace, config: AdaFuseConfig, identity: dict[str, Any]
 ) -> Iterator[tuple[AdaFuseEngine, list[dict[str, Any]], Results, Event, Progress]]:
-    """Yield the engine, results so far, their file, the event that cancels, and a progress bar."""
+    """Yield the engine, earlier results, their file, the event that cancels, and a progress bar."""
     output = flags.output
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not flags.overwrite and not results.path.exists():
@@ -245,9 +245,9 @@ def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
 
 
 def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of the configuration file, with only the models that decode."""
+    """Return the entries of the configuration file. It lists only the models that decode."""
     file, alone = setup.file, len(found.get("use", ())) == 1
-    # a member alone needs no weights and no option of the search
+    # leave out weights and searched options, which have no effect on a member alone
     dropped = {*tuning.CHOICES, "weights"} if alone else set()
     typed = file.config.model_dump(mode="json", exclude_unset=True, exclude=dropped)
     written = {"strategy": "single" if alone else strategy, **typed, **found}
@@ -264,7 +264,7 @@ def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[st
 
 
 def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str, Any]:
-    """Return a model with an absolute path and its member's name, which hold in any folder."""
+    """Return a model's entry with absolute path and name, so that it is valid in any folder."""
     setting = model if isinstance(model, str) else model.get("path", "")
     path = str(Path(setting).absolute()) if setting and Path(setting).exists() else setting
     if isinstance(model, str):
