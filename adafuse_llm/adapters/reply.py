@@ -32,6 +32,9 @@ from adafuse_llm.text.stops import begun_size
 CUT = ("length", "cancelled")
 """Finish reasons of replies that a limit or the user ended, and not the members."""
 
+MIN_MARKER = len("<tool")
+"""If a limit ends a reply inside an opening marker, so many characters of it count as a call."""
+
 HEAD = 32
 """A reply can be calls without markers only if its first `HEAD` characters have a call's key."""
 
@@ -249,6 +252,9 @@ class ReplyReader:
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
             return [*parts, _unclosed(self._buffer, cut)]
+        if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
+            # a limit ended the reply inside an opening marker
+            return [*parts, _unclosed("", cut)] if len(self._buffer) >= MIN_MARKER else parts
         return parts + self._take(len(self._buffer))
 
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:

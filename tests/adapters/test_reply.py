@@ -243,6 +243,17 @@ def test_a_call_that_is_cut_off_is_invalid_and_whole_calls_before_it_stay(begun:
     assert part.is_cut
 
 
+@pytest.mark.parametrize("begun", ["<", "<tool_call"])
+def test_the_beginning_of_a_marker_is_no_text_if_a_reply_is_cut(begun: str) -> None:
+    ended = [("length", ""), ("cancelled", ""), ("stop", begun)]
+    for reason, shown in ended:
+        (text, *calls), _ = read(f"1 {begun}", reason=reason)
+        assert text == Text(f"1 {shown}")
+        assert [each.is_cut for each in calls] == [True] * (begun[:5] == "<tool" and not shown)
+    for text in (f"1 {begun}", "<"):
+        assert read(text, reason="length", tools=())[0] == [Text(text)]
+
+
 def test_a_call_whose_json_is_whole_needs_no_marker_if_a_reply_is_cut() -> None:
     for begun in (f"<tool_call>{ADD}", f"<tool_call>{ADD}</tool"):
         assert read(begun, reason="length")[0] == [ADDED]
