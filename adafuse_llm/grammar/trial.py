@@ -7,11 +7,13 @@ member's tokens, only the 256 bytes. Limits of llguidance bound what a member's 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from contextlib import suppress
 from typing import Final
 
@@ -37,14 +39,14 @@ MAX_WAIT_SECONDS: Final = 30.0
 MAX_TRIALS: Final = 8
 """Maximum number of trials at the same time."""
 
-MAX_HARMLESS: Final = 100
+MAX_VERDICTS: Final = 1_000
 """Maximum number of harmless grammars that are remembered and not tried again."""
 
 _places = threading.BoundedSemaphore(MAX_TRIALS)
 _has_started = threading.Event()
+_harmless: OrderedDict[bytes, None] = OrderedDict()
 
 
-@functools.lru_cache(MAX_HARMLESS)
 def try_grammar(lark: str) -> None:
     """Try a grammar in a child process. If none can be started, log a warning.
 
@@ -52,6 +54,9 @@ def try_grammar(lark: str) -> None:
         GrammarError: the grammar is harmful.
         QueueFullError: the machine is too busy.
     """
+    key = hashlib.sha256(lark.encode()).digest()
+    if key in _harmless:
+        return
     busy = QueueFullError(
         f"the grammar could not be tried within {MAX_WAIT_SECONDS:g} seconds, because the machine "
         "is busy. Simplify the grammar, or try again later."
@@ -81,6 +86,9 @@ def try_grammar(lark: str) -> None:
             )
     finally:
         _places.release()
+    _harmless[key] = None
+    if len(_harmless) > MAX_VERDICTS:
+        _harmless.popitem(last=False)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_without_a_trial_grammars_are_compiled_with_a_warning(
     start: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trial, "_has_started", threading.Event())
-    try_grammar.cache_clear()
+    monkeypatch.setattr(trial, "_harmless", OrderedDict())
     trial._warn.cache_clear()
     monkeypatch.setattr(child, "BOOTSTRAP", f"{start}{child.BOOTSTRAP}")
     try_grammar('start: "x"')
