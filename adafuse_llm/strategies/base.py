@@ -35,11 +35,15 @@ class Strategy(ABC):
     round, and of equal ones the first. A subclass documents what its ``score`` and ``nll`` mean.
     """
 
-    name: str
-    """Name of the strategy, such as ``"adafuse"``."""
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the strategy, such as ``"adafuse"``."""
 
-    options: frozenset[str]
-    """The options that the strategy uses besides `ALWAYS_USED`."""
+    @property
+    @abstractmethod
+    def options(self) -> frozenset[str]:
+        """The options that the strategy uses besides `ALWAYS_USED`."""
 
     def check(self, members: Sequence[Backend]) -> None:
         """Check that the strategy can decode with these members.
