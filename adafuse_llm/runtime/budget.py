@@ -71,9 +71,11 @@ class CacheBudget:
                 )
         return needs, limit
 
-    def fits(self, requests: Sequence[Needs]) -> bool:
-        """Return whether these requests fit at the same time."""
-        return all(used <= limit for used, limit in self.use(requests).values())
+    def fits(self, requests: Sequence[Needs], elsewhere: Sequence[Needs] = ()) -> bool:
+        """Return whether these requests fit next to those of other engines."""
+        # others count where the limit is a part of the free memory
+        together = [*requests, *(elsewhere if self._limit is None else ())]
+        return all(used <= limit for used, limit in self.use(together).values())
 
     def use(self, requests: Sequence[Needs]) -> dict[str, tuple[int, int]]:
         """Return the bytes that requests reserve on each device, and the device's limit."""

@@ -318,10 +318,12 @@ class _Coordinator(threading.Thread):
                 self._end(job)
 
     def _admit(self) -> None:
-        # start jobs in the order of arrival
+        # start jobs in the order of arrival, next to what other engines reserve
         while self._waiting and len(self.running) < self._most:
             job = next(iter(self._waiting))
-            if self.running and not self._budget.fits([job.needs, *self.needs]):
+            others = [other for other in list(_started) if other is not self]
+            elsewhere = [needs for other in others for needs in other.needs]
+            if self.running and not self._budget.fits([job.needs, *self.needs], elsewhere):
                 return
             del self._waiting[job]
             self.running[job] = None

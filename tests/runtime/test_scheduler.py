@@ -280,6 +280,8 @@ def test_the_default_limit_counts_what_running_requests_may_hold():
     assert limit(500, 200, 100) == 400  # another process holds more
     assert limit(1200, 200, 100) == 600
     assert limit(600) == 300
+    assert budget.fits([{"cpu": 200}], elsewhere=[{"cpu": 100}])
+    assert not budget.fits([{"cpu": 200}], elsewhere=[{"cpu": 101}])
 
 
 @pytest.mark.parametrize("runtime", [RuntimeConfig(cache_bytes=600), RuntimeConfig()])
