@@ -249,8 +249,10 @@ class Backend(ABC):
             MissingDependencyError: llguidance is not installed.
         """
         llguidance()  # raises an error if it is not installed
-        with _reading_vocabulary:
-            vocabulary = self._grammar_vocabulary
+        vocabulary = self.__dict__.get("_grammar_vocabulary")
+        if vocabulary is None:
+            with _reading_vocabulary:
+                vocabulary = self._grammar_vocabulary
         if isinstance(vocabulary, str):
             raise GrammarError(
                 f"member {self.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
