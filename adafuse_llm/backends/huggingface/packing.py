@@ -332,7 +332,9 @@ def use_packed_attention(model: Any) -> dict[int, int]:
     ):
         raise UnsupportedModelError("some layers have no row for each token")
     for part, name in attentions_of(model):
-        usual = "eager" if name in ("eager", PACKED["eager"]) else "sdpa"
+        # what sdpa cannot compute, such as bounded scores, eager attention can
+        is_eager = name in ("eager", PACKED["eager"]) or not type(model)._supports_sdpa
+        usual = "eager" if is_eager else "sdpa"
         set_attentions([(part, PACKED[usual])])
     return {
         index: int(layer.sliding_window)

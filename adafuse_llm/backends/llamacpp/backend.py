@@ -118,7 +118,9 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
         self.cache_limit = self._context.cells * self._cell_bytes
         self._kept: PrefixCache[int] = PrefixCache(prefix_cache_bytes // self._cell_bytes, MAX_KEPT)
+        self._context.use_threads(1)  # as `measured_token_cost` asks
         self.token_cost = measured_token_cost(self, self._forget)
+        self._context.use_threads(threads)
 
     @property
     def lane(self) -> str:

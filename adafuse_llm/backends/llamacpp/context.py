@@ -111,6 +111,10 @@ class Context:
         if repeatable:
             self.batch_tokens = min(self.batch_tokens, REPEATABLE_TOKENS[1])
 
+    def use_threads(self, threads: int) -> None:
+        """Compute with another number of threads."""
+        self._library.llama_set_n_threads(self._pointer, threads, threads)
+
     @property
     def closed(self) -> bool:
         return not self._free.alive

@@ -119,6 +119,7 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_n_batch": (c_uint32, pointer),
     "llama_get_memory": (pointer, pointer),
     "llama_memory_clear": (None, pointer, c_bool),
+    "llama_set_n_threads": (None, pointer, c_int32, c_int32),
     "llama_memory_seq_cp": (None, pointer, c_int32, c_int32, c_int32, c_int32),
     "llama_memory_seq_rm": (c_bool, pointer, c_int32, c_int32, c_int32),
     # passes

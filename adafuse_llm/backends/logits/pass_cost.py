@@ -9,6 +9,8 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from adafuse_llm.backends.base import Query
 from adafuse_llm.tree.tokens import TokenTree
 
@@ -18,18 +20,31 @@ if TYPE_CHECKING:
 SIZES = (1, 2, 4, 8)
 """Numbers of tokens in the passes that are measured."""
 
-REPEATS, MAX_SECONDS = 5, 1.0
+REPEATS, MAX_SECONDS = 9, 1.0
 """How often each size is measured, if that takes no longer than so many seconds in all."""
 
 
 def measured_token_cost(member: LogitsBackend[Any], forget: Callable[[TokenTree], None]) -> float:
     """Return the `token_cost` of a member that is ready to evaluate.
 
-    On a CPU, the time of this process counts, which does not depend on other programs.
+    On a CPU, the time of this thread counts, which other programs and engines hardly change. Then
+    the member should compute with this thread only, because threads wait for each other.
     """
     if (member.context_window or sys.maxsize) <= max(SIZES):
         return member.token_cost
-    clock = time.process_time if member.device == "cpu" else time.perf_counter
+    threads = torch.get_num_threads()
+    try:
+        if member.device == "cpu":
+            torch.set_num_threads(1)
+            return _measured(member, forget, time.thread_time)
+        return _measured(member, forget, time.perf_counter)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(
+    member: LogitsBackend[Any], forget: Callable[[TokenTree], None], clock: Callable[[], float]
+) -> float:
     end = time.perf_counter() + MAX_SECONDS
     shortest: dict[int, float] = {}
     for repeat, size in itertools.product(range(REPEATS), SIZES):
