@@ -74,6 +74,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._first: dict[str, Any] | None = None  # the settings, until there is a result
 
     @contextmanager
     def resumed(
@@ -88,6 +89,8 @@ class Results:
         Raises:
             InvalidInputError: another process writes to the file, or it has other settings.
         """
+        if self.path.exists() and not self.path.is_file():  # reading from a pipe would block
+            raise InvalidInputError(f"{self.path} is not a regular file. Choose another output.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path.with_name(f"{self.path.name}.lock"), blocking=False)
         try:
@@ -100,13 +103,11 @@ class Results:
         with held:
             content = self.path.read_bytes() if self.path.exists() and not afresh else b""
             lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
-            if len(lines) == 1:  # the run ended before its first result
-                lines = []
-            known = self._read(lines, settings) if lines else []
-            with self.path.open("ab") as file:
-                file.truncate(sum(map(len, lines)))
-            if not lines:
-                self.append(settings)
+            known = self._read(lines, settings) if content else []
+            if known:
+                with self.path.open("ab") as file:
+                    file.truncate(sum(map(len, lines)))
+            self._first = None if known else settings
             yield known
 
     def _read(self, lines: list[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -128,6 +129,9 @@ class Results:
         return results
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append a result to the file."""
-        with self.path.open("ab") as file:
-            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        """Append a result to the file. The first one of a run replaces what the file had."""
+        is_first, records = self._first is not None, [*filter(None, [self._first]), record]
+        with self.path.open("wb" if is_first else "ab") as file:
+            for each in records:
+                file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
+        self._first = None

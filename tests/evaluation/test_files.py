@@ -33,9 +33,9 @@ def test_a_test_set_in_utf_16_is_refused_as_a_whole():
 
 def test_only_complete_lines_are_resumed(tmp_path):
     results = Results(tmp_path / "out.jsonl")
-    for again in (False, True):  # settings without a result are replaced
-        with results.resumed({"seed": again}):
-            pass
+    for seed in (1, 2):
+        with results.resumed({"seed": seed}):
+            assert not results.path.exists()  # until there is a result
     with results.resumed({"seed": 1}) as known:
         assert known == []
         for text in ("é", "cut off"):
@@ -48,6 +48,7 @@ def test_only_complete_lines_are_resumed(tmp_path):
         assert known == [{"text": "é"}, {"text": "b"}]
     with results.resumed({"seed": 2}, afresh=True) as known:
         assert known == []
+        assert results.path.stat().st_size  # the old results stay until there is a new one
 
 
 def test_the_results_of_another_run_are_refused_and_stay(tmp_path):
@@ -56,6 +57,8 @@ def test_the_results_of_another_run_are_refused_and_stay(tmp_path):
         (b'{"seed": 1}\n{}\n', r"another run: seed 1, not 2\. Delete it"),
         (b"not results\n{}\n", "not written by this command"),
         (b"[]\n[]\n", "not written by this command"),
+        (b'{"mine": 1}\n', "another run"),
+        (b"mine", "not written by this command"),
     ):
         results.path.write_bytes(content)
         with pytest.raises(InvalidInputError, match=message), results.resumed({"seed": 2}):
