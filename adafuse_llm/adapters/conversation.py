@@ -113,7 +113,7 @@ class _Calls:
         """Return a list with the part, or a note if it has no text. In a reply, drop such parts."""
         if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
             return [part]
-        kind = str(part.get("type"))
+        kind = str(part.get("type"))[:100]
         self.unread.add(kind)
         return [] if role == "assistant" else [f"[{kind}, not shown]"]
 

@@ -150,6 +150,7 @@ class Message(Nested):
     refusal: str | None = None
     name: str | None = None
     tool_calls: Any = None
+    function_call: Any = None
     tool_call_id: str | None = None
     reasoning: str | None = Field(default=None, alias="reasoning_content")
 
@@ -313,7 +314,10 @@ def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     for message in chat.messages:
         content = message.refusal if message.content is None else message.content
         read = readable(content, is_result=message.role == "tool")
-        turns.append({**dict(message), "content": read})
+        turn = {**dict(message), "content": read}
+        if call := turn.pop("function_call"):  # the name of a single call in older clients
+            turn["tool_calls"] = turn["tool_calls"] or [{"function": call}]
+        turns.append(turn)
     converse(asked, chat, turns, chat.response_format)
     return asked
 
@@ -430,12 +434,13 @@ def readable(content: Any, *, is_result: bool = False) -> Any:
         return to_json(content)
     parts: list[Any] = []
     for kind, part in zip(kinds, sent, strict=True):
-        if kind == "refusal":
-            parts.append(part.get("refusal"))
+        if kind == "refusal" and isinstance(part.get("refusal"), str):
+            parts.append(part["refusal"])
         elif kind == "input_json":
             parts.append(to_json(part.get("data")))
         elif kind not in THOUGHTS:
-            parts.append(part)
+            # a note replaces what is no text
+            parts.append(part if isinstance(part, (str, Mapping)) else {"type": "data"})
     return parts
 
 

@@ -14,6 +14,7 @@ from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.model import EnsembleFields
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.loading.specs import as_specs
 from tests.support.gguf_files import embedded_gguf
 from tests.support.waiting import background
 
@@ -160,8 +161,7 @@ def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) ->
 
 def test_an_ensemble_describes_its_members_once(monkeypatch):
     described = []
-    specs = ensembles.as_specs
-    monkeypatch.setattr(ensembles, "as_specs", lambda paths: described.append(1) or specs(paths))
+    monkeypatch.setattr(ensembles, "as_specs", lambda paths: described.append(1) or as_specs(paths))
     one = Ensemble("embedded")
     for _ in range(2):
         assert one.names

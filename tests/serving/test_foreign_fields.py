@@ -83,6 +83,8 @@ def test_a_refusal_is_text_and_an_image_a_note():
     apart = {"role": "assistant", "content": None, "refusal": "No."}
     plain = {"role": "assistant", "content": "No."}
     assert messages(refusal) == messages(apart) == messages(plain)
+    old = {"role": "assistant", "content": None, "function_call": {"name": "look"}}
+    assert messages(old)[-1]["tool_calls"][0]["name"] == "look"
     asked = read(messages=[{"role": "user", "content": [IMAGE, {"type": "text", "text": "?"}]}])
     assert asked.conversation is not None
     assert asked.conversation.messages[0]["content"] == "[image_url, not shown]?"
