@@ -17,9 +17,11 @@ from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.encoding import mixed_templates
+from adafuse_llm.errors import short_repr
 from adafuse_llm.loading.members import MESSAGES
 from adafuse_llm.report.styles import printable
 from adafuse_llm.text.codec import change_of
+from adafuse_llm.tree.adjustment import changes_of
 
 PROBES: Final = {
     "emoji": " 🙂",
@@ -118,6 +120,7 @@ def _described(path: str, backend: Backend) -> dict[str, Any]:
 def _huggingface(backend: Any) -> dict[str, Any]:
     model, tokenizer = backend.model, backend.tokenizer
     fast = getattr(tokenizer, "backend_tokenizer", None)
+    followed = changes_of(backend.own_adjustment)
     return {
         "format": "transformers",
         "architecture": type(model).__name__,
@@ -128,6 +131,7 @@ def _huggingface(backend: Any) -> dict[str, Any]:
         "parameters": backend.parameters,
         "memory_bytes": model.get_memory_footprint(),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "followed_settings": [f"{key}={short_repr(value)}" for key, value in followed.items()],
     }
 
 

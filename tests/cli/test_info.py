@@ -20,14 +20,20 @@ def test_a_table_and_a_verdict(adafuse, models):
     )
 
 
-def test_a_configuration_file_names_the_models(adafuse, models, tmp_path):
+def test_a_configuration_file_names_the_models_and_a_checkpoint_its_settings(
+    adafuse, models, tmp_path
+):
+    shutil.copytree(models[0], tmp_path / "otter")
+    path = tmp_path / "otter" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 1.1}))
     file = tmp_path / "adafuse.yaml"
-    file.write_text(json.dumps({"models": models, "use": ["otter"]}))
+    file.write_text(json.dumps({"models": [str(path.parent), models[1]], "use": ["otter"]}))
     report = json.loads(adafuse("info", "--config", file, "--json").stdout)
     facts, other = report["members"]
     assert report["is_chat_model"] is True
     assert other["member"] == "badger"
     assert facts["conversation_begins"] == ["<", "s", "y", "s", "te"]
+    assert facts["followed_settings"] == ["repetition_penalty=1.1"]
 
 
 def test_a_model_that_cannot_be_loaded(adafuse, models, tmp_path):
