@@ -20,6 +20,7 @@ import difflib
 import queue
 import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "AdaFuseError",
@@ -95,8 +96,8 @@ class MemberError(AdaFuseError):
         self.member = member
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[MemberError], tuple[str, str]]:
-        return type(self), (self.member, self.reason)
+    def __reduce__(self) -> tuple[type[MemberError], tuple[str, str], dict[str, Any]]:
+        return type(self), (self.member, self.reason), self.__dict__
 
 
 class MemberOutOfMemoryError(MemberError, MemoryError):

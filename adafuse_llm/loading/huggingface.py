@@ -99,20 +99,20 @@ def _check_path(spec: TransformersMember) -> None:
 def _check_quantization(spec: TransformersMember, stored: Any) -> None:
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    given = spec.quantization_config if stored is None else stored
-    if given is None:
-        return
-    try:
-        data = given if isinstance(given, Mapping) else given.to_dict()
-        is_known = AutoHfQuantizer.supports_quant_method(data)
-    except (AttributeError, TypeError, ValueError):  # no configuration, or one without a method
-        is_known = False
-    if not is_known:  # transformers would only log this, and take packed weights for plain ones
-        raise LoadError(
-            f"{spec.label} cannot be loaded: quantization_config must be a configuration object "
-            "of transformers, such as BitsAndBytesConfig(load_in_4bit=True), or a mapping with a "
-            f"quant_method that transformers supports; got {short_repr(given)}"
-        )
+    for config in (spec.quantization_config, stored):
+        if config is None:
+            continue
+        try:
+            data = config if isinstance(config, Mapping) else config.to_dict()
+            is_known = AutoHfQuantizer.supports_quant_method(data)
+        except (AttributeError, TypeError, ValueError):  # without a method, or no configuration
+            is_known = False
+        if not is_known:  # transformers would only log this, and take packed weights for plain ones
+            raise LoadError(
+                f"{spec.label} cannot be loaded: quantization_config must be a configuration "
+                "object of transformers, such as BitsAndBytesConfig(load_in_4bit=True), or a "
+                f"mapping with a quant_method that transformers supports; got {short_repr(config)}"
+            )
 
 
 def load_vocabulary(

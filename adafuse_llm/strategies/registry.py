@@ -61,8 +61,9 @@ def _imported(place: str) -> Strategy:
             made = made()
     except Exception as error:
         raise InvalidOptionError(
-            f"strategy {place!r} cannot be imported or created ({type(error).__name__}: {error}). "
-            "Python must find the module: install its package, or name its folder in PYTHONPATH."
+            f"strategy {short_repr(place)} is not of the form package.module:object, or cannot be "
+            f"imported or created ({type(error).__name__}: {short_repr(str(error))}). Python must "
+            "find the module: install its package, or name its folder in PYTHONPATH."
         ) from error
     if isinstance(made, Strategy):
         return made

@@ -137,7 +137,7 @@ def _one_pass(backend: HuggingFaceBackend, count: int, draw: Draw | None) -> tup
                 tree.commit(tree.grow([30 + step]))
             tree.root.draw = draw
         queries = [Query(tree, (tree.root,), (), 8) for tree in trees]
-        with Operations() as operations, Waits() as waits:
+        with Operations() as operations, Waits() as waits:  # type: ignore[no-untyped-call]
             backend.evaluate(queries)
     return operations.count, waits.count
 

@@ -91,7 +91,9 @@ def test_a_member_that_cannot_change_distributions_is_one_error() -> None:
     unable = FakeBackend("finch", rule, WORDS)
     unable.knows_distributions = False
     with AdaFuseEngine([FakeBackend("wren", rule, WORDS), unable]) as ensemble:
-        with pytest.raises(InvalidOptionError, match="'presence_penalty': member 'finch' lists only"):
+        with pytest.raises(
+            InvalidOptionError, match="'presence_penalty': member 'finch' lists only"
+        ):
             ensemble.generate("x", presence_penalty=1)
         neutral = ensemble.generate("x", max_new_tokens=2, repetition_penalty=1, min_new_tokens=0)
         assert neutral.text == ensemble.generate("x", max_new_tokens=2).text
