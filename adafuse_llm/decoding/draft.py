@@ -1,13 +1,13 @@
 """Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
-A draft that the algorithm needs later saves a pass. Any other costs a few tokens in a pass. Drafts
-never change a result. `Drafts.wrap` adds three kinds to the queries of a request, and neither the
-algorithm nor its members know of them:
+A draft that the algorithm needs later saves a pass. Any other only makes a pass a little longer.
+Drafts never change a result. `Drafts.wrap` adds three kinds to the queries of a request, and
+neither the algorithm nor its members know of them:
 
 * Spans that other members proposed in this round. The member must score them anyway, and may
   propose one of them itself.
 * Tokens that would begin the member's next proposal, after a candidate that is likely to win.
-* Tokens that followed the last few tokens earlier (`Lookup`), because answers often quote.
+* Tokens that followed an earlier copy of the last few tokens (`Lookup`): answers often quote.
 
 Where one member writes most words, `Drafts.propose_lead` lets a smaller member write a few tokens,
 which the larger one reads in its next pass (speculative decoding, arXiv 2211.17192).
@@ -35,39 +35,39 @@ Proposals: TypeAlias = Mapping[MemberState, Steps[Proposal]]
 
 WIN_SHARE = 0.4
 """A candidate is likely to win if at least this share of the members propose it. For a member whose
-further tokens are expensive, all must."""
+further tokens are expensive, all members must propose it."""
 
 EXPENSIVE = 0.2
-"""Highest `Backend.token_cost` of a member that drafts tokens which may never be needed. By the
-passes of SmolLM2 and Qwen 0.5B, such drafts save time up to 0.3 (B = 1) and 0.17 (B = 3)."""
+"""Above this `Backend.token_cost`, the further tokens of a member are expensive. In passes of
+SmolLM2 and Qwen 0.5B, drafts saved time up to a cost of 0.3 (B = 1) or 0.17 (B = 3)."""
 
 MAX_DRAFT = 6
 """Maximum number of tokens that a member drafts for a larger one at a time."""
 
 START_RATE, RATE_STEP, RETRY_STEP = 0.7, 0.15, 0.01
-"""The share of drafts that a member first expects to be right. Each observation changes this share
-by the second number. While nothing is drafted, it returns to its start by the third."""
+"""The share of right drafts that a `Drafter` expects first. Every observed draft changes it with
+the weight `RATE_STEP`. A pass without drafts moves it back to its start by `RETRY_STEP`."""
 
 MAX_SIZE = 0.5
-"""Largest size of a member that drafts, relative to the one for which it drafts."""
+"""Largest number of parameters of a drafter, relative to the member for which it drafts."""
 
 WORTH_IT = 0.9
-"""A member drafts if a token is expected to cost at most this share of its cost without drafts."""
+"""A member drafts if this is expected to reduce the cost of a token to at most this share."""
 
 MAX_COMPARED = 16
 """Maximum number of last tokens that `Lookup` compares with earlier text."""
 
 
 class Lookup:
-    """Finds a member's last tokens earlier in prompt or answer, and copies what followed there."""
+    """Finds an earlier occurrence of a member's last tokens, and copies what followed it."""
 
     def __init__(self) -> None:
         self._read = 0
         self._places: dict[tuple[int, ...], int] = {}
 
     def after(self, member: MemberState, node: Node) -> list[Node]:
-        """Return nodes that may follow `node`, parents before children."""
-        # index the new committed tokens: of a pair or a token, only its last place is kept
+        """Return nodes for the tokens to copy after `node`, parents before children."""
+        # index the new committed tokens: where did each token, and each pair, last end?
         ids = member.tree.ids
         for end in range(self._read, len(ids)):
             for size in (1, 2):
@@ -77,7 +77,7 @@ class Lookup:
         place = self._places.get(last[-2:]) or self._places.get(last[-1:])
         if place is None:
             return []
-        # a longer quotation goes on more often, so half as many tokens are copied as are equal
+        # copy one token and one more for every two equal ones: long quotations go on more often
         most = min(len(last), place)
         equal = next((n for n in range(most) if ids[place - 1 - n] != last[-1 - n]), most)
         copied: list[Node] = []
@@ -92,7 +92,7 @@ class Lookup:
 class Drafter:
     """A member that drafts for a larger one, the reader, and how often it was right lately.
 
-    The `cost` of its tokens is relative to the reader's, and infinite if it cannot draft.
+    `cost` is that of one of its tokens, relative to the reader's; infinite if it cannot draft.
     """
 
     def __init__(self, member: MemberState, reader: MemberState) -> None:
@@ -103,12 +103,12 @@ class Drafter:
         self._rate = START_RATE
 
     def plan(self) -> tuple[float, int]:
-        """Return the cost of a token with the best number of drafts, and this number.
+        """Return the expected cost of a token with the best number of drafts, and this number.
 
-        The cost is a share of a pass of the reader over one token.
+        The unit of the cost is a pass of the reader over one token.
         """
         # with n drafts, of which each is right with probability r if those before it are, a pass
-        # yields 1 + r + ... + r^n tokens
+        # yields 1 + r + ... + r^n tokens on average
         cost = self.cost + self._reader.backend.token_cost
         costs = [
             ((1 + count * cost) / math.fsum(self._rate**n for n in range(count + 1)), count)
@@ -117,7 +117,7 @@ class Drafter:
         return min(costs) if min(costs)[0] <= WORTH_IT else (1.0, 0)
 
     def draft(self, start: Node, count: int) -> Steps[Sequence[Node]]:
-        """Return up to `count` nodes that may follow `start`, a node of the reader."""
+        """Write up to `count` tokens after the reader's node `start`; return its nodes for them."""
         if count < 1:
             return []
         member, reader = self.member, self._reader
@@ -141,7 +141,7 @@ class Drafter:
 
     def learn(self, start: Node, drafts: Sequence[Node]) -> None:
         """Learn how many of the `drafts` after `start` the reader would have written itself."""
-        if not drafts:  # expect more of the next ones
+        if not drafts:  # move the rate towards its start
             self._rate += RETRY_STEP * (START_RATE - self._rate)
         for draft in drafts:
             if start.next is None:
@@ -161,7 +161,7 @@ class NoDrafts:
         return steps
 
     def propose_all(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:  # noqa: ARG002
-        """Compute the proposals of a round, and return them in the same order."""
+        """Compute the proposals of a round, and return them in the order of `proposals`."""
         return in_lockstep(list(proposals.values()))
 
     def propose_lead(self, member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
@@ -169,7 +169,7 @@ class NoDrafts:
         return propose(member, config)
 
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:  # noqa: ARG002
-        """Return whether `member` evaluates a candidate's last node before the next round."""
+        """Return whether `member` should evaluate a candidate's last node in this round."""
         return True
 
 
@@ -205,7 +205,7 @@ class Drafts(NoDrafts):
             if not isinstance(step, Ask):
                 yield step
                 continue
-            # drafts travel in passes that the algorithm makes anyway
+            # add drafts only to passes that the algorithm makes anyway
             queries = []
             for asked in step.queries:
                 member, query = asked.member, asked.query
@@ -263,13 +263,13 @@ class Drafts(NoDrafts):
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
-        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # that of this pool
+        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # in this pool
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
 
     def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Iterable[Node]:
-        """Return the nodes that a pass of `member` should evaluate beside `wanted`."""
+        """Return the nodes that a pass of `member` should evaluate in addition to `wanted`."""
         tree = member.tree
         if tree.root.next is None and not member.passes:
             return ()  # this pass reads the prompt
@@ -283,7 +283,7 @@ class Drafts(NoDrafts):
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
                     tips += self._starts(member, end)
-        # copies may never be needed, so a member adds them while it has processed few tokens
+        # copies may never be needed, so none are added after many tokens for a short response
         processed = member.tokens + member.reused - member.prompt_tokens
         committed = max(member.response_tokens, 4)  # the first words may have copies, too
         may_waste = processed <= (2 + self._config.branches) * committed

@@ -1,4 +1,4 @@
-"""Which random numbers each node of a response draws with."""
+"""The random numbers with which each node of a response draws its next token."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Draws:
     """The draws of one member in one response (`adafuse_llm.tree.sampling`).
 
     A draw depends on the text of the response before it, in whole characters, so all members draw
-    alike. Silent tokens add nothing to this text, and their number counts, too.
+    alike. It also depends on the number of silent tokens, which add nothing to this text.
     """
 
     def __init__(self, sampling: Sampling, root: Node) -> None:
         self._sampling = sampling
         self._text = ""  # the committed response, in whole characters
         self._unfinished = ""  # the end of the committed response inside a character
-        self._known = {root: ("", 0)}  # text and silent tokens after the committed response
+        self._known = {root: ("", 0)}  # (text, number of silent tokens) after the committed one
 
     def draw(self, node: Node, shown: Callable[[Node], str]) -> Draw:
         """Return how to draw the token after a node. `shown` is `MemberState.shown`."""

@@ -41,7 +41,7 @@ class MemberQuery:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a computation yields when it needs numbers. It resumes once the trees hold them."""
+    """The queries that a computation yields. It resumes once the trees hold their results."""
 
     queries: tuple[MemberQuery, ...]
 
@@ -51,12 +51,12 @@ Steps = Generator[Ask, None, T]
 
 
 def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations in lockstep, each step as one batch. Return their results in order."""
+    """Run computations together: every `Ask` has the next queries of all. Return their results."""
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
     while running:
         queries: list[MemberQuery] = []
-        # every computation goes on until it asks, or ends
+        # let every computation go on until it asks, or ends
         for index, step in list(running.items()):
             try:
                 queries += next(step).queries
@@ -90,16 +90,16 @@ class MemberState:
         weight: the member's weight w in the fused score.
         limit: maximum number of tokens in the response (``max_new_tokens``).
         opening: the beginning of the response.
-        space_tokens: the member's tokens that begin with spaces; None if `prompt` has the spaces of
-            `opening`.
+        space_tokens: the member's tokens that begin with spaces; None if the spaces of `opening`
+            are in `prompt`.
         form: the form that the response must have, or None. It includes the spaces of `opening`.
         reply_prefix: text with which the chat templates began the reply.
         sampling: how to draw tokens; None to take the likeliest ones.
         adjustment: how to change the member's distributions, or None.
 
     Attributes:
-        grammar: the response as its grammar reads it, the same for all members; None without one.
-        prompt_tokens: number of committed tokens that write the prompt, or only its last spaces.
+        grammar: the response as the grammar reads it, the same for all members; None without one.
+        prompt_tokens: number of committed tokens of the prompt, its last spaces included.
         passes, tokens: number of forward passes so far, and of tokens in them.
         reused: number of prompt tokens that an earlier request had processed.
         word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets this
@@ -140,7 +140,7 @@ class MemberState:
         self.reused = 0
         self.word_ends = False
         self.after_word = False
-        text_of = partial(MemberState.text, proxy(self))  # no cycle, which only the collector ends
+        text_of = partial(MemberState.text, proxy(self))  # a proxy, to avoid a reference cycle
         self.grammar: GrammarState | None = None if form is None else form.text
         self.permits = Permits(self.name, self.tree, text_of, form, space_tokens)
         self._draws = None if sampling is None else Draws(sampling, self.tree.root)
@@ -158,7 +158,7 @@ class MemberState:
         return self.limit - self.response_tokens - self._new_tokens(node)
 
     def _new_tokens(self, node: Node) -> int:
-        # number of tokens from the root to `node` that do not only write spaces of the prompt
+        # number of tokens from the root to `node`, without those that only write prompt spaces
         if not self.opening.spaces or self.opening.is_held:
             return node.length - self.tree.root.length
         return sum(len(self.text(step)) > self.opening.spaces for step in self.tree.path(node))
@@ -190,8 +190,8 @@ class MemberState:
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after` (default: the root), and grow the tree.
 
-        Return its last node, and whether its tokens decode to exactly this text; None if the
-        context window has no room for it.
+        Return the last node of the text, and whether the tokens decode to exactly this text; None
+        if the context window has no room for them.
         """
         start = after or self.tree.root
         if (start, text) not in self._encoded:
@@ -203,7 +203,7 @@ class MemberState:
         return self._encoded[start, text]
 
     def size(self, response: str) -> int:
-        """Return the number of the response's tokens if it begins with `response`."""
+        """Return how many tokens the member needs for a whole response, as the limit counts them."""
         text = self.opening.tree_text(self.opening.with_spaces(response))
         tokens, _ = self._call(self.codec.encode_continuation, self.tree.ids, text)
         return self._new_tokens(self.tree.grow(tokens))
@@ -219,7 +219,7 @@ class MemberState:
     ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
-        Nothing is asked again that the tree holds. If `drafting`, the pass may carry drafts.
+        What the tree holds already is not asked again. If `drafting`, the pass may carry drafts.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
@@ -228,7 +228,7 @@ class MemberState:
             yield Ask((MemberQuery(self, query, drafting and bool(wanted)),))
 
     def with_drafts(self, query: Query, nodes: Iterable[Node]) -> MemberQuery:
-        """Add drafts to a query: those of the `nodes`, parents first, that can be evaluated."""
+        """Add drafts to a query: all `nodes` (parents first) that are new and can be evaluated."""
         new = [
             node
             for node in dict.fromkeys(nodes)
@@ -244,15 +244,15 @@ class MemberState:
     def _query(
         self, nodes: Sequence[Node], scored: Sequence[Node], ready: Sequence[Node] = ()
     ) -> Query:
-        # set which tokens may follow, and the random numbers that draw one of them
-        # nodes that are `ready` have both from another query
+        # set which tokens may follow each node, and the random numbers that draw one of them;
+        # another query has set both for the nodes that are `ready`
         for node in nodes:
             node.allowed = self.permits.mask(node, self.opening)
             if self._draws is not None:
                 node.draw = self._draws.draw(node, self.shown)
                 if self.after_word and node is self.tree.root:
                     node.draw = replace(node.draw, after_word=True)
-        # the log-probabilities of all these nodes that the tree does not hold yet
+        # ask for those log-probabilities that the tree does not hold yet
         unknown = dict.fromkeys(scored)
         for node in nodes:
             if node.logprob is None and node.parent is not None:
@@ -270,7 +270,7 @@ class MemberState:
         self.reused += result.reused
 
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
-        """Return the scored tokens from the root to `node`, each beside the `count` likeliest.
+        """Return the scored tokens from the root to `node`, each with the `count` likeliest.
 
         A character belongs to the last of its tokens. Joining the texts gives the text of `node`.
         """

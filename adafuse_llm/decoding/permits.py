@@ -17,7 +17,7 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 @dataclass(frozen=True, slots=True)
 class Form:
     """The form that a member's response must have: the response as the grammar reads it (shared by
-    all members), the member's tokens for grammars, and the grammar's state at the start.
+    all members), the vocabulary that reads it, and the grammar's state at the start.
     """
 
     text: GrammarState
@@ -30,9 +30,9 @@ class Form:
 
 
 class Permits:
-    """The tokens that may follow in one member's tree: those of a grammar, or spaces of the prompt.
+    """The tokens that may follow in a member's tree: by a grammar, or to write the prompt's spaces.
 
-    A prompt that ends in two spaces goes on with a token of one of them, or of both:
+    After a prompt that ends in two spaces, the next token writes one of them, or both:
 
     >>> tree, texts = TokenTree([0]), SpaceTokens(["sky", " ", "  sky"])
     >>> permits = Permits("wren", tree, lambda node: "", None, texts)
@@ -86,12 +86,12 @@ class Permits:
         return [node for node in nodes if self._form is None or self._after(node) is not None]
 
     def is_forced(self, node: Node) -> bool:
-        """Return whether the grammar leaves one alternative after `node`."""
+        """Return whether the grammar permits only one token, or only the end, after `node`."""
         allowed = self._after(node)
         return allowed is not None and allowed.is_forced
 
     def is_whole(self, node: Node) -> bool:
-        """Return whether the text up to `node` ends with a whole character (under a grammar)."""
+        """Return whether a text under a grammar ends with a whole character at `node`."""
         if self._form is None:
             return True
         try:
@@ -108,7 +108,7 @@ class Permits:
         """
         if self._form is None:
             return
-        if self._state(node) is None:  # other tokens of the text may fit the grammar
+        if self._state(node) is None:  # other tokens for the text may fit
             self._states[node] = self._read(self._tree.root, self._form.vocabulary.encode(text))
         if self._states[node] is None:
             raise self._stuck(f"its tokens cannot write {text!r:.80}")

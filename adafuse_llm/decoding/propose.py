@@ -85,16 +85,16 @@ def finish_words(
 ) -> Steps[list[Node]]:
     """Grow a word from each of the nodes `firsts` after `start`, and return the last nodes.
 
-    The words share passes. They have at most `limit` tokens, and `letters` letters of scripts
-    without spaces. `follow` gets the index of a word and its evaluated last node, and returns the
-    token that the word takes next. By default, a word takes the token that the member writes.
+    All words grow in the same passes. A word has at most `limit` tokens, and `letters` letters of
+    scripts without spaces. `follow` gets the index of a word and its evaluated last node, and
+    returns the token that the word takes next. By default, a word takes the token that the member writes.
     """
     before = member.text(start)
     ends = list(firsts)
     texts = [words.added(before, member.text(end)) for end in ends]
 
     def waits(index: int) -> bool:
-        # let a word grow, and return whether it waits for the token that follows it
+        # let a word grow, and return whether its last node must be evaluated before it grows on
         while True:
             end, text = ends[index], texts[index]
             if words.is_closed(text, end.length - start.length, limit) or member.is_full(end):
@@ -104,7 +104,7 @@ def finish_words(
             token = follow(index, end) if follow else end.next.chosen
             if token in member.end_ids:
                 return False
-            # the word takes the token, unless it ends before it
+            # the word takes the token, unless the word ends before it
             longer = member.tree.child(end, token)
             extended = words.added(before, member.text(longer))
             if words.ends_before(text, extended, letters):

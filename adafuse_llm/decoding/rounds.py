@@ -65,7 +65,7 @@ PlayRound = Callable[[], Steps[RoundOutcome]]
 rounds."""
 
 Proposer = Callable[[MemberState, AdaFuseConfig], Steps[Proposal]]
-"""A function that returns a member's proposal in a round."""
+"""A function that computes a member's proposal in a round, and yields the queries for this."""
 
 
 def play_round(
@@ -84,7 +84,7 @@ def play_round(
     Raises:
         DecodingError: no member can score any candidate.
     """
-    # every member proposes words, up to the first of which it is not confident
+    # every member proposes words, up to the first one of which it is not confident
     proposals = yield from drafts.propose_all({m: proposer(m, config) for m in members}, config)
     # equal texts are one candidate
     pool = Pool(members[0].opening)
@@ -101,7 +101,7 @@ def play_round(
 def choose_best(
     pool: Pool, scored: Sequence[results.Candidate], margins: dict[str, tuple[float, ...]]
 ) -> RoundOutcome:
-    """Choose the candidate with the lowest score from a pool, whose scores are in the same order.
+    """Choose the candidate of a pool with the lowest score. `scored` is in the order of the pool.
 
     If a limit of tokens does not allow all of it, its longest prefix within the limit is committed.
     """
@@ -133,7 +133,7 @@ def _commit(
 
 
 def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
-    """Return a round with the text that the grammar determines, for which no member is asked.
+    """Return a round with the text that the grammar determines, without asking any member.
 
     None if the grammar leaves a choice, or if a member has no room for this text.
     """
@@ -156,7 +156,7 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
 class Response:
     """One response while it grows: its text, its rounds, and its log-likelihoods by member.
 
-    The calibration, if there is one, computes its confidence in the end.
+    The calibration, if there is one, computes the confidence of the response at its end.
     """
 
     members: Sequence[MemberState]
@@ -176,8 +176,8 @@ class Response:
                     self.member_logprobs[member.name] = so_far + winner.logprob(member)
 
     def cut(self) -> None:
-        """Remove the texts and tokens that the transcript has lost from the last rounds."""
-        # they lose as many characters as the response has lost
+        """Remove what a stop sequence has cut off the transcript from the last rounds, too."""
+        # the rounds lose as many characters as the transcript has lost
         left = sum(len(done.text) for done in self.rounds) - len(self.transcript.text)
         for number, done in reversed([*enumerate(self.rounds)]):
             if left <= 0:
@@ -227,7 +227,7 @@ def decode(
 ) -> Generator[Ask | StreamEvent, None, None]:
     """Play rounds until a response ends, and yield one event per committed span.
 
-    With `top_logprobs`, rounds list committed tokens, each with so many likeliest ones.
+    With `top_logprobs`, every round lists its committed tokens, each with so many likeliest ones.
     """
     members, grammar = response.members, response.members[0].grammar
     for index in count():

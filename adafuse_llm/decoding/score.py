@@ -38,7 +38,7 @@ class PoolCandidate:
     exact: set[MemberState] = field(default_factory=set)
 
     def terms(self, member: MemberState) -> int:
-        """Return the number of terms in the mean `nll`, or 0 if the member has no NLL."""
+        """Return the number of terms in the mean `nll`, or 0 if the member cannot score it."""
         if member not in self.exact:
             return 0
         return self.nodes[member].length - member.tree.root.length + self.ends
@@ -48,7 +48,7 @@ class PoolCandidate:
         return member.tree.path(self.nodes[member])
 
     def nll(self, member: MemberState, logprob: float | None = None) -> float:
-        """Return the mean NLL per token in nats (equation 4), from the `logprob` if it is known."""
+        """Return the mean NLL per token in nats (equation 4). If `logprob` is known, pass it."""
         logprob = self.logprob(member) if logprob is None else logprob
         return 0.0 - logprob / max(1, self.terms(member))
 
@@ -94,7 +94,7 @@ class Pool:
         self._leading: dict[MemberState, str] = {}
 
     def add(self, member: MemberState, proposal: Proposal) -> PoolCandidate:
-        """Add a member's spans, and return the candidate of the likeliest one."""
+        """Add a member's spans, and return the candidate of the likeliest span."""
         self._members[member] = None
         texts = [member.opening.from_tree_text(member.text(span.node)) for span in proposal.spans]
         # a member keeps the whitespace with which it begins a reply
@@ -105,7 +105,7 @@ class Pool:
             for span, text in zip(proposal.spans, texts, strict=True)
         ]
         for span, candidate in zip(proposal.spans, candidates, strict=True):
-            if member not in candidate.proposers:  # of two spans with one text, the likelier
+            if member not in candidate.proposers:  # keep the likelier of two spans
                 candidate.proposers.append(member)
                 candidate.nodes[member] = span.node
                 candidate.exact.add(member)
@@ -128,7 +128,7 @@ class Pool:
             return candidate
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
-            if proposer.room(node) < 0:  # tokenizers need not read it
+            if proposer.room(node) < 0:  # too long, so skip the tokenizers
                 continue
             text = proposer.opening.from_tree_text(proposer.text(node))
             if candidate.text.startswith(text):  # the text does not end inside a character
@@ -138,7 +138,7 @@ class Pool:
                     self.encode(member, prefix)
                 if self.fits(prefix):
                     return prefix
-        # no text at all fits any limit
+        # the empty text fits every limit
         prefix = PoolCandidate("", "", ends=False)
         prefix.nodes = {member: member.tree.root for member in self._members}
         return prefix
@@ -159,7 +159,7 @@ class Pool:
         """Score every candidate of the pool with a member, in one pass.
 
         `may_win` returns whether the pass also evaluates the candidate's last node, because the
-        next round may begin there. None: no round follows.
+        next round may begin there. It is None if no round follows.
         """
         nodes: list[Node] = []
         scored: list[Node] = []
@@ -196,7 +196,7 @@ class Pool:
         return f"its tokenizer cannot write the text: {change}"
 
     def expect(self, members: Sequence[MemberState]) -> Steps[None]:
-        """Let each member read a reply with the whitespace that it would write first."""
+        """Find the whitespace with which each member would begin a reply. `written` adds it."""
         if not self._opening.is_reply:
             return
         yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
@@ -242,9 +242,9 @@ def to_result(
     score: float | None,
     logprob: float | None = None,
 ) -> results.Candidate:
-    """Return a candidate as a result, without infinite NLLs.
+    """Return a candidate as a result, with the finite ones of the `nll`.
 
-    With a `logprob`, `Response.count` needs the log-likelihoods of all members with a finite NLL.
+    If `logprob` is set, `Response.count` computes the log-likelihood of every member with an NLL.
     """
     return results.Candidate(
         text=candidate.shown,

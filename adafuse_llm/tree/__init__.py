@@ -1,1 +1,1 @@
-"""Trees of tokens, whose nodes members evaluate, and the rules of adjustments and of drawing."""
+"""Trees of tokens that members evaluate; rules that adjust distributions and draw tokens."""

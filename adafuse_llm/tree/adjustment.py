@@ -1,4 +1,4 @@
-"""The changes that a request makes to a member's next-token distributions before any use.
+"""The changes that a request makes to a member's next-token distributions before using them.
 
 The meaning and the order of the changes are those of transformers' ``generate``. The presence
 penalty and the frequency penalty are those of OpenAI and vLLM.
@@ -22,15 +22,15 @@ Sequences = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of one distribution, in their order.
+    """The changes of one distribution, in the order in which they apply.
 
     Attributes:
-        added: number to add to the logit of a token, by token id.
+        added: numbers to add to the logits, by token id.
         penalty: the repetition penalty. It divides a positive logit of a token in `committed` or
             `new`, and multiplies a negative one.
-        committed: the committed tokens, which many distributions share; empty without a penalty.
+        committed: the committed tokens, prompt included; empty if `penalty` is 1.
         new: the tokens after the committed ones.
-        taken: number to subtract from the logit of a token, by token id.
+        taken: numbers to subtract from the logits, by token id.
     """
 
     added: Mapping[int, float]
@@ -42,15 +42,15 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """The changes of a member's distributions that one request or the member's checkpoint sets.
+    """How a request, or a member's checkpoint, changes the distributions of the member.
 
-    The default values change nothing. A sequence changes its last token wherever its other tokens
-    have just been written.
+    The default values change nothing. A sequence of `biases` or `bad_words` changes the logit of
+    its last token wherever its other tokens have just been written.
 
     Attributes:
         repetition_penalty, no_repeat_ngram_size, min_new_tokens, presence_penalty,
             frequency_penalty: as in `AdaFuseConfig`.
-        biases: sequences, each with the number that its last token gains.
+        biases: sequences, each with the number to add to the logit of its last token.
         bad_words: forbidden sequences.
         suppressed: forbidden tokens.
         suppressed_first: tokens with which the response cannot begin.
@@ -71,8 +71,8 @@ class Adjustment:
     def changes(self, committed: Sequence[int], prompt: int, new: Sequence[int] = ()) -> Changes:
         """Return the changes of the distribution after the `committed` and the `new` tokens.
 
-        The first `prompt` tokens are the prompt. A longer prompt takes longer
-        only with `no_repeat_ngram_size`.
+        The first `prompt` of the `committed` tokens are the prompt. A long prompt takes more time
+        than a short one only with `no_repeat_ngram_size`.
         """
         sequences = [*(sequence for sequence, _ in self.biases), *self.bad_words]
         longest = max(map(len, sequences), default=0)
@@ -107,13 +107,13 @@ NOTHING = Adjustment()
 
 
 def changes_of(adjustment: Adjustment) -> dict[str, Any]:
-    """Return the settings of an adjustment that are not their defaults."""
+    """Return the settings of an adjustment that differ from the defaults."""
     values = {each.name: getattr(adjustment, each.name) for each in fields(adjustment)}
     return {name: value for name, value in values.items() if value != getattr(NOTHING, name)}
 
 
 def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
-    """Return the log-probabilities of a distribution after changes, by token id.
+    """Change the logits of a distribution, and return its log-probabilities, by token id.
 
     Backends with arrays compute the same numbers for all tokens at once.
     """
@@ -142,10 +142,10 @@ def _follows(sequence: Sequence[int], ids: Sequence[int]) -> bool:
 
 
 def _repeated(ids: Sequence[int], size: int) -> set[int]:
-    """Return the tokens that would complete a sequence of `size` tokens that `ids` contain."""
+    """Return the tokens that, after `ids`, would repeat a sequence of `size` tokens in `ids`."""
     if size == 1:
         return {*ids}
     last = ids[-size + 1 :]
-    # a search for the last token alone is faster
+    # compare whole sequences only where the last token agrees, which is faster
     ends = [end for end, token in enumerate(ids[:-1], start=1) if token == last[-1]]
     return {ids[end] for end in ends if ids[max(0, end - size + 1) : end] == last}

@@ -3,7 +3,7 @@
 A member draws a token by the Gumbel-max rule: it adds noise to the log-probabilities, and takes the
 token with the highest sum. The noise of a token is a hash of the seed, of the response up to the
 token, and of the token's text. So it does not matter when a member computes the noise: drafts,
-batching and streaming change nothing. Members at the same text share the noise.
+batching and streaming change nothing. Members that have written the same text get the same noise.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sampling:
         """Return how to draw the token after a response `text` of whole characters.
 
         The last `silent` tokens have not changed the text, for example because they are parts of a
-        character. Without their number, the next token would share their noise.
+        character. Without this number, they and the next token would all get the same noise.
         """
         key = text_hash(f"{self.seed} {silent} {text}")
         return Draw(key, self.temperature, self.top_p, self.top_k, self.min_p)
@@ -59,7 +59,7 @@ def text_hash(text: str) -> int:
 
 
 def derived_seed(seed: int, use: str) -> int:
-    """Return a seed for one use of `seed`, from 0 to 2^63 - 1. Other uses have other seeds."""
+    """Derive a seed from `seed`, from 0 to 2^63 - 1. Every `use` has another derived seed."""
     return text_hash(f"{use} {seed}") >> 1
 
 

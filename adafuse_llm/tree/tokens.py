@@ -54,7 +54,7 @@ class Next:
     def branches(self, count: int) -> tuple[int, ...]:
         """Return the first tokens of up to `count` alternatives (equation 2).
 
-        There are no alternatives to a drawn token.
+        If a token is drawn, there is no alternative to it.
         """
         return self.tokens[:count] if self.drawn is None else (self.drawn,)
 
@@ -85,7 +85,7 @@ class Node:
         draw: how to draw the token after this one; None to draw nothing. Log-probabilities do not
             depend on it.
         children: the nodes of the tokens after this one, by token id.
-        line: what `TokenTree.path` returned last.
+        line: the path to this node that `TokenTree.path` computed last; empty if it kept none.
     """
 
     token: int
@@ -103,7 +103,7 @@ class Node:
 
 
 MAX_LINE = 64
-"""Number of nodes of the longest path that a node keeps, so that long texts take little memory."""
+"""A node keeps a path (`Node.line`) of at most so many nodes, so long texts take little memory."""
 
 
 def is_allowed(mask: bytes, token: int) -> bool:
@@ -150,7 +150,7 @@ class TokenTree:
         return child
 
     def grow(self, tokens: Sequence[int], start: Node | None = None) -> Node:
-        """Return the node at the end of `tokens` after `start` or the root. Add missing nodes."""
+        """Follow `tokens` from `start` or the root. Add missing nodes, and return the last one."""
         node = start or self.root
         for token in tokens:
             node = self.child(node, token)
@@ -191,7 +191,7 @@ class TokenTree:
         self.root = node
 
     def since(self, root: Node) -> Iterator[Node]:
-        """Yield the nodes below `root`, a former root, down to the current root."""
+        """Yield the committed nodes after `root`, a former root, up to the current root."""
         for token in self.ids[root.length :]:
             root = root.children[token]
             yield root
