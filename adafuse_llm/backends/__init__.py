@@ -1,4 +1,4 @@
-"""Public names for authors of backends: `Backend`, what it takes and returns, and a fake one.
+"""Public names for authors of backends: `Backend`, its queries and results, and a fake backend.
 
 A backend implements one kind of member. The backend for Hugging Face models is in
 `adafuse_llm.backends.huggingface`. That backend imports torch, so this package does not export it.

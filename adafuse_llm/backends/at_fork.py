@@ -15,7 +15,7 @@ _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakK
 
 
 def after_fork(renew: Callable[[], None]) -> None:
-    """Call the bound method `renew` now and, while its object lives, in every forked process."""
+    """Call the bound method `renew` now, and in every forked process while its object lives."""
     renew()
     _renewals[renew.__self__] = renew.__func__  # type: ignore[attr-defined]  # a bound method
 

@@ -1,4 +1,4 @@
-"""Find out, without loading a model, its context window, and whether it has a chat template.
+"""Find the context window of a model, and whether it has a chat template, without loading it.
 
 Nothing here imports torch or transformers, or downloads a file. A result of None means that no
 file on this machine has the answer. `source` is a GGUF file, a model folder or a hub id, `revision`
@@ -31,7 +31,7 @@ def context_window(config: Mapping[str, Any]) -> int | None:
     The window of "longrope" positions (Phi-3) ends at ``original_max_position_embeddings``, because
     a longer sequence has other rotary frequencies for all tokens.
     """
-    # layers of different types may have different settings of positions (Gemma 3)
+    # layers of different types may have different position settings (Gemma 3)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     rope = rope if isinstance(rope, Mapping) else {}
     layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
@@ -86,7 +86,7 @@ def file_has_template(
         return None
     if config.get("chat_template") or any(any(folder.glob(pattern)) for pattern in TEMPLATE_FILES):
         return True
-    # without a template here, the hub or the model's own code may have one
+    # if no file here has a template, the hub or the model's own code may have one
     return False if Path(source).is_dir() and "auto_map" not in config else None
 
 

@@ -203,7 +203,7 @@ class MemberState:
         return self._encoded[start, text]
 
     def size(self, response: str) -> int:
-        """Return how many tokens the member needs for a whole response, as the limit counts them."""
+        """Return how many tokens the member needs for a whole response, as `limit` counts them."""
         text = self.opening.tree_text(self.opening.with_spaces(response))
         tokens, _ = self._call(self.codec.encode_continuation, self.tree.ids, text)
         return self._new_tokens(self.tree.grow(tokens))

@@ -87,7 +87,7 @@ def finish_words(
 
     All words grow in the same passes. A word has at most `limit` tokens, and `letters` letters of
     scripts without spaces. `follow` gets the index of a word and its evaluated last node, and
-    returns the token that the word takes next. By default, a word takes the token that the member writes.
+    returns the token that the word takes next: by default, the one that the member writes.
     """
     before = member.text(start)
     ends = list(firsts)

@@ -48,7 +48,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 
 
 def stored_folder(source: str, revision: str | None = None) -> Path | None:
-    """Return the folder `source`, or that of a hub id in the local cache; or None."""
+    """Return the folder `source`, or the cached folder of a hub id; None if there is neither."""
     path = Path(source).expanduser()
     try:
         if path.is_dir():
@@ -69,7 +69,7 @@ def gguf_names(folder: Path) -> list[str]:
 
 
 def choose(names: Sequence[str], file: str | None) -> str:
-    """Return the only model of `names` that `file` fits (None: any), or raise a `LoadError`."""
+    """Return the only model in `names` that fits `file` (None: any), or raise a `LoadError`."""
     names = [name for name in names if name.lower().endswith(SUFFIX)]
     if file in names:
         return str(file)

@@ -58,7 +58,7 @@ class GGUFFacts:
         cache_elements: how many numbers the keys and values of one token have, in all layers.
         parameters, weight_bytes: number of weights, and their size in bytes.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
-        entries: the entries of the first header. Of long or text arrays, only the length.
+        entries: the entries of the first header. Long arrays and arrays of texts give their length.
     """
 
     files: tuple[Path, ...]
@@ -187,14 +187,14 @@ def _file_type(number: int | None) -> str:
 
 @dataclass(frozen=True)
 class _Skipped:
-    """An array of texts, or a long one, of which only the number of values is read."""
+    """An array of texts, or a long array. Only the number of its values is read."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class _Header:
-    """The header of one file. Arrays of texts and long ones are `_Skipped`."""
+    """The header of one file. Arrays of texts, and long arrays, are `_Skipped`."""
 
     path: Path
     entries: Mapping[str, Any]

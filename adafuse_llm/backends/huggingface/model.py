@@ -60,7 +60,7 @@ class Decoder:
         # ask only for the logits to keep, or for the last ones if there are none
         last = [len(tokens) - 1]
         kept: Any = list(keep) or last
-        # for a model on several devices, leave a list, because its last layer can be on any of them
+        # for a model on several devices, keep a list, because its last layer can be on any of them
         if self._is_whole:
             kept = to_device(torch.tensor(kept), self.device)
         if self._takes_keep:

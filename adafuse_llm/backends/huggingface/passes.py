@@ -51,7 +51,7 @@ class Passes:
         self._run(pieces)
 
     def read(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
-        """Compute rows of next committed tokens. `parts`: requests, and their numbers of tokens."""
+        """Compute rows of next committed tokens. `parts`: requests, and how many tokens of each."""
         self._run([request.read(n) for request, n in parts if isinstance(request, TreeForm)])
 
     def _run(self, pieces: Sequence[Piece]) -> None:

@@ -93,7 +93,7 @@ def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
 
 
 def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
-    """Return the logits after the same sequences, from two trees that share passes.
+    """Return the logits after the sequences of `_expected`, from two trees that share passes.
 
     Each tree has two branches. After a commit, one of them grows.
     """

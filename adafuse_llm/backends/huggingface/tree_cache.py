@@ -113,7 +113,7 @@ class Rows:
             before[0].free.append(before[1])
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Keep the rows before `first`, move `rows` behind them in this order; drop all others."""
+        """Keep the rows before `first`, and `rows`, in this order, after them. Drop all others."""
         self.count = first + len(rows)
         for tensor in self.tensors():
             rows = to_device(rows, tensor.device)  # one copy serves all layers of a device
@@ -123,7 +123,7 @@ class Rows:
         return self.copy(torch.arange(count))
 
     def copy(self, rows: torch.Tensor) -> Rows:
-        """Return copies of some rows, in this order, in a slab of their own."""
+        """Return copies of `rows`, in this order, in a new slab."""
         copied = Rows(Slab(max(1, len(rows))))
         copied.count = len(rows)
         assert copied.slab is not None

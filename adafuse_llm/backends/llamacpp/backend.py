@@ -250,7 +250,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 state.drop_tips()
 
     def _shed(self, needed: Collection[LlamaState | None]) -> bool:
-        """Drop cells of a request that is not `needed`; return False without such a request."""
+        """Drop cells of a request that is not `needed`; return False if there is none."""
         # first drop a finished request, then the nodes of a running one, last a whole running one
         if len(self._kept):
             self._context.give_back([self._kept.pop_oldest()])

@@ -83,7 +83,7 @@ class LlamaState(RequestLogits):
     def _reserve(
         self, node: Node, children: dict[Node, list[Node]], through: dict[Node, list[int]]
     ) -> None:
-        """Set `through` for `node`, whose parent is cached, and for all nodes below it."""
+        """Add the sequences of `node` (its parent is cached) and of nodes below to `through`."""
         # list the node, and all nodes below it
         order = [node]
         for above in order:

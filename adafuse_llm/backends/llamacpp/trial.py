@@ -38,14 +38,14 @@ SECONDS, SECONDS_PER_GIB = 120, 30
 """Maximum CPU time of a child process, in seconds: a base, and more for every GiB of weights."""
 
 SPARE_BYTES: Final = 8 * 2**30
-"""Bytes of address space of a child process, besides three times the size of the weights."""
+"""Bytes of address space of a child process, in addition to three times the size of the weights."""
 
 TOLERANCE: Final = 0.1
 """Largest accepted mean error of the logits, relative to their standard deviation. Results for
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Maximum bytes of a file that its content identifies. Path, size and time identify others."""
+"""Maximum size, in bytes, of a file to identify by its content, and not by path, size and time."""
 
 OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 """Exit codes of a child process: out of memory, and the lowest one of a crash on Windows."""
@@ -108,7 +108,7 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
 
 
 def _record(facts: GGUFFacts, settings: Settings) -> Path:
-    # return the file for a success; its name depends on all that a success depends on
+    # return the file that marks a success; its name depends on all that a success depends on
     name, _ = find_library()
     library = distribution(name).read_text("RECORD")  # the files of the package, with their hashes
     known = [library, platform.node(), asdict(settings), *map(_identity, facts.files)]

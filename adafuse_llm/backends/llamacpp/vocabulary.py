@@ -60,7 +60,7 @@ class LlamaTokenizer:
             before it splits the rest into words.
         unk_token_id: id of the token for text that no other token can write, or None.
         prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It may also
-            put an end token behind a prompt, which is left out, because members continue prompts.
+            put an end token after a prompt, which is left out, because members continue prompts.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Tokens that llama.cpp guesses are left out,
             because it can guess any token.

@@ -21,7 +21,7 @@ def adjusted(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the changed logits, [n, v], and the logarithms of their summed exponentials, [n, 1].
 
-    `logits` and `total` are the same numbers before the changes, and are not overwritten. `written`
+    `logits` and `total` are these numbers before the changes, and are not overwritten. `written`
     has the committed tokens of every row's request.
     """
     pairs = zip(changes, written, strict=True)
@@ -39,7 +39,7 @@ def adjusted(
 
 
 def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> None:
-    """Change logits, [n, v], in place."""
+    """Change logits, [n, v], in place, in the order of the fields of `Changes`."""
     changes = [each for each, _ in rows]
     # biases first
     added = [each.added for each in changes]
@@ -67,7 +67,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
 def _entries(
     logits: torch.Tensor, numbers: Sequence[Mapping[int, float]]
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the indices of the tokens that have a number in each row, and these numbers."""
+    """Return the indices (row, token id) of all `numbers`, and the numbers."""
     # a tokenizer may have more tokens than the model has logits
     size = logits.shape[-1]
     entries = [(row, *pair) for row, own in enumerate(numbers) for pair in own.items()]

@@ -22,8 +22,8 @@ S = TypeVar("S", bound=RequestLogits)
 R = TypeVar("R")
 
 PART_BYTES, MIN_PART = 2**25, 16
-"""A long text is scored in parts, whose logits have at most so many bytes. A part has at least so
-many tokens."""
+"""A long text is scored in parts. The logits of a part have at most `PART_BYTES` bytes, unless the
+part has only `MIN_PART` tokens."""
 
 PREFIX_CACHE_BYTES = 256 * 2**20
 """Default maximum size, in bytes, of a member's cache of finished requests."""
@@ -33,18 +33,18 @@ class LogitsBackend(Backend, Generic[S]):
     """A member in this process, whose model returns logits as tensors.
 
     The member reads prompts in pieces, and a new request reuses the cached tokens of others. If a
-    call fails, the member drops the states of its requests, so the engine can repeat it. Several
-    engines may share the member.
+    call fails, the member drops the states of these requests, so the engine can repeat the call.
+    Several engines may share the member.
 
-    A subclass calls `_set_up`, sets `_pieces` and `_kept`, and has the abstract methods below.
+    A subclass calls `_set_up`, sets `_pieces` and `_kept`, and defines the abstract methods.
 
     Attributes:
         vocabulary_size: number of the model's logits.
     """
 
     knows_distributions = True
-    # number of tokens in a piece, while a request writes its response and while none does; a piece
-    # of several prompts has at most the second number in all
+    # numbers of tokens in a piece: while a request writes its response, and while none does; a
+    # piece of several prompts has at most the second number in all
     _pieces: tuple[int, int]
     # cached tokens of finished requests
     _kept: PrefixCache[Any]
@@ -62,7 +62,7 @@ class LogitsBackend(Backend, Generic[S]):
         self.vocabulary_size = size
         self._tokens = TokenTable(vocabulary, end_ids, size, device)
         self._lock = threading.Lock()
-        # other requests may reuse their cached tokens
+        # states of running requests, whose cached tokens others may reuse
         self._running: weakref.WeakSet[S] = weakref.WeakSet()
 
     @property
@@ -100,11 +100,11 @@ class LogitsBackend(Backend, Generic[S]):
 
     @abstractmethod
     def _advance(self, queries: Sequence[Query]) -> list[S]:
-        """Evaluate the nodes of queries, and return the states of the requests."""
+        """Evaluate the nodes of queries, and return the states of their requests, in order."""
 
     @abstractmethod
     def _run_parts(self, parts: Sequence[tuple[S, int]]) -> None:
-        """Run so many next committed tokens of every request."""
+        """Run the next committed tokens of requests. `parts`: states, and numbers of tokens."""
 
     @abstractmethod
     def _sources(self) -> Iterable[CachedTokens[Any]]:
@@ -177,7 +177,7 @@ class LogitsBackend(Backend, Generic[S]):
         return results
 
     def _score_long(self, query: Query, size: int) -> QueryResult:
-        """Answer a query, whose nodes are scored `size` at a time without keeping their logits."""
+        """Answer a query, but score `size` nodes at a time, and do not keep their logits."""
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         scores: list[float] = []
@@ -204,7 +204,7 @@ class LogitsBackend(Backend, Generic[S]):
         before = {-1 - i: ids for i, ids in enumerate(half_read)}
         waits = self._late({**before, **new}) if new else set()
         for i in new.keys() - waits:
-            self._state_of(trees[i])  # it may drop the states of others
+            self._state_of(trees[i])  # this may drop the states of others
         # long prompts share a piece, which is smaller while another request writes
         states = {i: self._state_of(t) for i, t in enumerate(trees) if t.state is not None}
         unread = {i: state.unread for i, state in states.items()}

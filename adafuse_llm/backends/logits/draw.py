@@ -1,6 +1,6 @@
 """Draw tokens from logits by the rule of `adafuse_llm.tree.sampling`, for many nodes at a time.
 
-Shapes: n nodes, v vocabulary, t likeliest tokens. Float64 decides every draw, so rounding does not.
+Shapes: n nodes, v vocabulary, t likeliest tokens. Draws use float64, so rounding decides none.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
 SPARE = 64
-"""Number of further tokens that a draw with `top_k` reads, because they may be as likely."""
+"""Number of tokens after the first `top_k` that a draw reads, because they may be as likely."""
 
 CANDIDATES = 8
 """Number of tokens whose sums a fast draw computes again in float64."""
 
 NOISE_ERROR = 0.05
-"""Amount by which `_quick_noise` may be too low. The largest error is below one half of it."""
+"""Limit of the amount by which `_quick_noise` is too low. Real errors are below one half of it."""
 
 TRIED = 3
-"""Number of tokens that a fast draw compares with `top_p`."""
+"""Number of candidates for which a fast draw computes whether `top_p` leaves them."""
 
 UNSURE = 1e-5
-"""Difference of probabilities that float32 cannot tell apart."""
+"""Margin around `top_p` in which float32 sums are too imprecise, so the draw must be repeated."""
 
 NONE, REDO = -1, -2
 """Numbers in place of a token: the node has no draw, or its draw must be repeated exactly."""
@@ -47,7 +47,7 @@ def drawn(
     The order is that of transformers: the temperature, then `top_k`, `top_p` and `min_p`.
 
     Args:
-        logits: the logits, [n, v]. Tokens that cannot follow are minus infinity.
+        logits: the logits, [n, v]; minus infinity for tokens that cannot follow.
         draws: how each node draws.
         codes: hashes of the tokens, [v], in the form of `signed`.
         word_ends: ids of the tokens that begin with whitespace or end the response.
@@ -64,7 +64,7 @@ def drawn(
     for rule, keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
         hashes = to_device(signed(list(keys.values())), logits.device)[:, None]
-        # after a word, only a token that ends it can follow
+        # after a word, only a token that shows its end can follow
         is_end = None
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
@@ -99,7 +99,7 @@ def _draw(
     else:
         values, ids, _ = likeliest(logits, top, exact=exact)
         values = values.masked_fill(values < values[:, count - 1 : count], -math.inf)
-    # others may be as likely, too
+    # tokens that were not read may be as likely, too
     is_tied = values[:, -1:].isfinite() & (not exact and count < top < size)
     # the log-probabilities after the temperature, each row's highest one shifted to 0
     values = values.double()
@@ -127,9 +127,9 @@ def _draw_fast(
     codes: torch.Tensor,
     is_end: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return what `_draw` returns without `top_k`, or `REDO`, but do not sort the vocabulary.
+    """Draw like `_draw`, but without `top_k` and without sorting the vocabulary, or return `REDO`.
 
-    Of the tokens with the highest sums, the first one that the options leave wins.
+    From the highest sum down, the first token that the options leave wins.
     """
     # find candidates in float32; rounding can make values equal, but never exchanges two of them
     highest = logits.amax(-1, keepdim=True)
@@ -138,7 +138,7 @@ def _draw_fast(
     if is_end is not None:
         sums = sums.masked_fill(~is_end, -math.inf)
     sums, ids = sums.topk(min(CANDIDATES, sums.shape[-1]))
-    # all other tokens have lower sums than this
+    # the sums of all other tokens are below this
     bound = sums[:, -1:].double() + NOISE_ERROR
     # compute the sums of the candidates in float64
     values = (logits.gather(-1, ids).double() - highest).div_(rule.temperature)
@@ -149,7 +149,7 @@ def _draw_fast(
     sums, order = sums.topk(min(TRIED, sums.shape[-1]))
     ids, can_be = ids.gather(-1, order), is_left.gather(-1, order)
     is_known = (sums > bound) | bound.isneginf()
-    # find those that `top_p` leaves, and where this is certain in float32
+    # find the candidates that `top_p` leaves, and those for which float32 is precise enough
     if rule.top_p < 1:
         shares = scaled.softmax(-1)
         for place in range(ids.shape[-1]):
@@ -161,10 +161,10 @@ def _draw_fast(
             is_in, is_out = most < rule.top_p - UNSURE, least > rule.top_p + UNSURE
             can_be[:, place : place + 1] &= ~is_out
             is_known[:, place : place + 1] &= is_in | is_out
-            # on a CPU, an early end costs no waiting
+            # on a CPU, this test does not wait for a device
             if scaled.device.type == "cpu" and bool(is_in.all()):
                 break
-    # the first possible token wins, if this is certain about this token and all before it
+    # the first possible token wins, if `is_known` is true of it and of all tokens before it
     first = can_be.long().argmax(-1, keepdim=True)
     is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
     return ids.gather(-1, first).masked_fill(~is_sure, REDO)
@@ -173,11 +173,11 @@ def _draw_fast(
 def likeliest(
     logits: torch.Tensor, top: int, *, exact: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the `top` highest logits, their token ids, [n, t] each, and ties to resolve, [n, 1].
+    """Return the `top` highest logits, their token ids, [n, t] each, and which rows tie, [n, 1].
 
     Equal logits are in the order of token ids, on every device. ``topk`` may return any of several
-    equal logits. So if it leaves out a logit that equals its last one, the row has a tie. With
-    `exact`, ties are resolved at once. Otherwise, such a row is True in the last result.
+    equal logits. So if it leaves out a logit that equals its last one, the row has a tie. Only
+    with `exact` are ties resolved, for which the CPU waits for the device.
     """
     top = min(top, logits.shape[-1])
     values, ids = logits.topk(min(top + 1, logits.shape[-1]))
@@ -206,20 +206,20 @@ def _signed(value: int) -> int:
 
 
 def noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return Gumbel noise from the hash of a text XOR that of the token after it (`signed`)."""
+    """Return Gumbel noise. `bits`: hash of a text XOR hash of the token after it, both `signed`."""
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
 
 
 def _quick_noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return what `noise` returns in float32, too low by at most `NOISE_ERROR`."""
-    # one minus the uniform number keeps the digits of those near 1, which give the most noise
+    """Return the noise of `noise` in float32, which is too low by at most `NOISE_ERROR`."""
+    # numbers near 1 give the most noise, so compute 1 - number, which keeps their digits
     rest = _shifted(mix(bits).bitwise_not_(), 12).float().add_(0.5).mul_(2.0**-52)
     return rest.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_().neg_()
 
 
 def mix(bits: torch.Tensor) -> torch.Tensor:
-    """Overwrite and return `bits`, so that every one of 64 bits depends on all of them.
+    """Mix `bits` in place, so that every one of 64 bits depends on all of them, and return them.
 
     This is a step of splitmix64 (Steele et al., OOPSLA 2014). Integers of torch wrap around.
     """

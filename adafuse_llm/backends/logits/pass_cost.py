@@ -21,14 +21,14 @@ SIZES = (1, 2, 4, 8)
 """Numbers of tokens in the passes that are measured."""
 
 REPEATS, MAX_SECONDS = 9, 1.0
-"""How often each size is measured, if that takes no longer than so many seconds in all."""
+"""Each size is measured `REPEATS` times, but all of this ends after about `MAX_SECONDS`."""
 
 
 def measured_token_cost(member: LogitsBackend[Any], forget: Callable[[TokenTree], None]) -> float:
     """Return the `token_cost` of a member that is ready to evaluate.
 
-    On a CPU, the time of this thread counts, which other programs and engines hardly change. Then
-    the member should compute with this thread only, because threads wait for each other.
+    On a CPU, it is measured in CPU time of this thread, which other programs and engines hardly
+    change. So the member must use only this thread meanwhile, as torch then does.
     """
     if (member.context_window or sys.maxsize) <= max(SIZES):
         return member.token_cost
@@ -60,7 +60,7 @@ def _measured(
         shortest[size] = min(shortest.get(size, seconds), seconds)
         if time.perf_counter() > end and (repeat or size > 1):
             break
-    # passes have two tokens on average, so two count as much as eight
+    # most passes have about two tokens, so the cost at two counts as much as that at eight
     one = max(shortest.pop(1), 1e-9)
     shares = [(spent / one - 1) / (size - 1) for size, spent in shortest.items()]
     return round(min(max(fmean(shares), 0.0), 1.0), 2)

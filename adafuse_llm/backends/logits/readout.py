@@ -25,7 +25,7 @@ from adafuse_llm.tree.tokens import Next, Node
 
 @dataclass
 class TokenTable:
-    """Facts about a member's tokens that results depend on."""
+    """Facts about a member's tokens on which results depend."""
 
     vocabulary: Vocabulary
     end_ids: frozenset[int]
@@ -54,7 +54,7 @@ class TokenTable:
 def read(
     queries: Sequence[Query], states: Sequence[RequestLogits], tokens: TokenTable
 ) -> list[QueryResult]:
-    """Return the results of queries whose nodes are evaluated, from their requests' states."""
+    """Return the results of queries from the states of their requests, which hold all logits."""
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
     word_ends = any(query.word_ends for query in queries)
@@ -70,7 +70,7 @@ def read(
     numbers = torch.cat(parts).cpu() if parts else torch.empty(0)
     size = len(numbers) - len(scored)
     rows = numbers[:size].view(len(evaluated), -1).tolist() if evaluated else []
-    # compute again the few rows that have ties or unfinished draws
+    # repeat the few rows that have ties or unfinished draws
     if unsure := [place for place, row in enumerate(rows) if row[0]]:
         again = [evaluated[place] for place in unsure]
         exact = _summaries(again, tokens, top, word_ends=word_ends, exact=True)
@@ -153,7 +153,7 @@ def logprobs(nodes: Sequence[tuple[RequestLogits, Node]]) -> torch.Tensor:
 
 
 def _changed(nodes: Sequence[tuple[RequestLogits, Node]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the adjusted logits after nodes, [n, v], and the logs of their totals, [n, 1]."""
+    """Return the adjusted logits after nodes, [n, v], and the logs of their summed exps, [n, 1]."""
     values, totals = zip(*(state.rows[node] for state, node in nodes), strict=True)
     changes = [state.tree.changes(node) for state, node in nodes]
     written = [state.written for state, _ in nodes]

@@ -25,8 +25,8 @@ PROBE_TOLERANCE = 0.5
 log-probabilities can depend on other requests, and may differ by `PROBE_TOLERANCE` nats."""
 
 SAMPLED = 40
-"""Maximum number of tokens that end a word, and of those that do not, with which the member checks
-that the server's regular expressions work."""
+"""To check the server's regular expressions, the member tries at most so many tokens that end a
+word, and as many that do not."""
 
 UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors that mean that an answer does not have the expected form."""
@@ -42,8 +42,8 @@ class ServerBackend(Backend):
     every new request, the member checks that the server still runs the same model.
 
     The member knows the likeliest tokens, the probabilities of given tokens and, on vLLM and
-    SGLang, how likely a word ends. It cannot restrict or draw tokens or change its distributions,
-    because it does not know them as a whole.
+    SGLang, how likely the end of a word is. It knows no whole distribution, so it cannot restrict
+    or draw tokens, or change its distributions.
     """
 
     is_remote = True
@@ -186,7 +186,7 @@ class ServerBackend(Backend):
         return min(0.0, _total([total, *apart]))
 
     def _find_word_ends(self) -> bool | None:
-        """Return whether the server knows how likely words end; None to ask again later."""
+        """Return whether the server returns how likely words end; None to ask again later."""
         # find the tokens that end a word, and those of them to ask for by their ids
         texts = self._vocabulary.token_texts
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}

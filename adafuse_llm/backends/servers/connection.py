@@ -18,8 +18,8 @@ from adafuse_llm.errors import MemberError, MemberUnavailableError
 logger = logging.getLogger(__name__)
 
 TIMEOUT: Final = httpx.Timeout(300.0, connect=10.0)
-"""Maximum seconds to connect, and to wait for the next part of an answer, which includes the
-computation before the first part."""
+"""Maximum seconds to wait for the next part of an answer, and to connect. The wait for the first
+part includes the computation."""
 
 PATIENCE_SECONDS: Final = 300.0
 """Seconds for which `post` repeats a call. A server needs minutes to load a large model."""
@@ -92,7 +92,7 @@ class Connection:
         return None if answer.status_code in (404, 405, 501) else self._checked(answer)
 
     def post(self, path: str, body: Any) -> Any:
-        """Send a POST request until it is answered (`PATIENCE_SECONDS`). Return the answer."""
+        """Return the answer to a POST request, repeated for up to `PATIENCE_SECONDS`."""
         # a server that loads or restarts does not answer for a while
         until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():

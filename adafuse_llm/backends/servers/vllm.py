@@ -34,7 +34,7 @@ class VllmApi(ServerApi):
     """The API of vLLM, whose members on one server take turns (`Connection.turn`).
 
     vLLM 0.32 returns wrong likeliest tokens if a batch also has requests for given tokens
-    (`logprob_token_ids`). So calls for the former end before calls for the latter begin.
+    (`logprob_token_ids`). So calls for likeliest tokens end before those for given ones begin.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
