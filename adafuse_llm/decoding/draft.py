@@ -38,8 +38,8 @@ WIN_SHARE = 0.4
 further tokens are expensive, all members must propose it."""
 
 EXPENSIVE = 0.2
-"""Above this `Backend.token_cost`, the further tokens of a member are expensive. In passes of
-SmolLM2 and Qwen 0.5B, drafts saved time up to a cost of 0.3 (B = 1) or 0.17 (B = 3)."""
+"""Above this `Backend.token_cost`, a member's further tokens are expensive, so it drafts fewer. In
+passes of SmolLM2 and Qwen 0.5B, drafts saved time up to a cost of 0.3 (B = 1) or 0.17 (B = 3)."""
 
 MAX_DRAFT = 6
 """Maximum number of tokens that a member drafts for a larger one at a time."""
@@ -92,7 +92,7 @@ class Lookup:
 class Drafter:
     """A member that drafts for a larger one, the reader, and how often it was right lately.
 
-    `cost` is that of one of its tokens, relative to the reader's; infinite if it cannot draft.
+    `cost` is the cost of its tokens relative to the reader's, infinite if it cannot draft.
     """
 
     def __init__(self, member: MemberState, reader: MemberState) -> None:
@@ -263,7 +263,7 @@ class Drafts(NoDrafts):
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
-        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # in this pool
+        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # the one in this pool
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
@@ -283,7 +283,7 @@ class Drafts(NoDrafts):
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
                     tips += self._starts(member, end)
-        # copies may never be needed, so none are added after many tokens for a short response
+        # add copies, which may never be needed, only if few tokens were processed per committed one
         processed = member.tokens + member.reused - member.prompt_tokens
         committed = max(member.response_tokens, 4)  # the first words may have copies, too
         may_waste = processed <= (2 + self._config.branches) * committed

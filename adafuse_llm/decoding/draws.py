@@ -20,7 +20,7 @@ class Draws:
         self._sampling = sampling
         self._text = ""  # the committed response, in whole characters
         self._unfinished = ""  # the end of the committed response inside a character
-        self._known = {root: ("", 0)}  # (text, number of silent tokens) after the committed one
+        self._known = {root: ("", 0)}  # by node: text after `_text`, number of silent tokens
 
     def draw(self, node: Node, shown: Callable[[Node], str]) -> Draw:
         """Return how to draw the token after a node. `shown` is `MemberState.shown`."""

@@ -219,7 +219,7 @@ class MemberState:
     ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
-        What the tree holds already is not asked again. If `drafting`, the pass may carry drafts.
+        It asks for nothing that the tree holds. If `drafting`, the pass may carry drafts.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]

@@ -17,7 +17,7 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 @dataclass(frozen=True, slots=True)
 class Form:
     """The form that a member's response must have: the response as the grammar reads it (shared by
-    all members), the vocabulary that reads it, and the grammar's state at the start.
+    all members), the member's vocabulary for grammars, and the grammar's state at the start.
     """
 
     text: GrammarState
@@ -91,7 +91,7 @@ class Permits:
         return allowed is not None and allowed.is_forced
 
     def is_whole(self, node: Node) -> bool:
-        """Return whether a text under a grammar ends with a whole character at `node`."""
+        """Return whether the text ends with a whole character at `node`; True without a grammar."""
         if self._form is None:
             return True
         try:

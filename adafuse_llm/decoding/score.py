@@ -105,7 +105,7 @@ class Pool:
             for span, text in zip(proposal.spans, texts, strict=True)
         ]
         for span, candidate in zip(proposal.spans, candidates, strict=True):
-            if member not in candidate.proposers:  # keep the likelier of two spans
+            if member not in candidate.proposers:  # of equal texts, keep the likelier
                 candidate.proposers.append(member)
                 candidate.nodes[member] = span.node
                 candidate.exact.add(member)
@@ -242,7 +242,7 @@ def to_result(
     score: float | None,
     logprob: float | None = None,
 ) -> results.Candidate:
-    """Return a candidate as a result, with the finite ones of the `nll`.
+    """Return a candidate as a result, with the finite NLLs only.
 
     If `logprob` is set, `Response.count` computes the log-likelihood of every member with an NLL.
     """

@@ -1,4 +1,4 @@
-"""The changes that a request makes to a member's next-token distributions before using them.
+"""How a request changes a member's next-token distributions, before anything reads them.
 
 The meaning and the order of the changes are those of transformers' ``generate``. The presence
 penalty and the frequency penalty are those of OpenAI and vLLM.

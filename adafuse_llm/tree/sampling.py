@@ -59,7 +59,7 @@ def text_hash(text: str) -> int:
 
 
 def derived_seed(seed: int, use: str) -> int:
-    """Derive a seed from `seed`, from 0 to 2^63 - 1. Every `use` has another derived seed."""
+    """Derive a seed, from 0 to 2^63 - 1, from `seed`. It is a different one for every `use`."""
     return text_hash(f"{use} {seed}") >> 1
 
 

@@ -58,7 +58,7 @@ class GGUFFacts:
         cache_elements: how many numbers the keys and values of one token have, in all layers.
         parameters, weight_bytes: number of weights, and their size in bytes.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
-        entries: the entries of the first header. Long arrays and arrays of texts give their length.
+        entries: entries of the first header; of long arrays and arrays of texts, only lengths.
     """
 
     files: tuple[Path, ...]

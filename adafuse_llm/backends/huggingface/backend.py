@@ -38,7 +38,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
     The constructor tests the model on a few tokens. If attention to trees of tokens gives the same
     numbers as plain forward passes, requests share passes (the tree form). Otherwise, every token
     after the prompt takes a pass (the path form). The tree form replaces the attention of the
-    model. If other code runs the model, it computes the same as ``"sdpa"`` or ``"eager"``.
+    model. If other code runs the model, this attention equals ``"sdpa"`` or ``"eager"``.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
@@ -112,7 +112,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         return min(_free_bytes(device) * total // size for device, size in sizes.items())
 
     def clear_prefix_cache(self) -> None:
-        """Drop the rows that new requests could reuse. Call this if the model's weights change."""
+        """Let no new request reuse rows of earlier ones. Call this if the weights change."""
         with self._lock:
             self._kept.clear()
             self._running.clear()

@@ -22,7 +22,7 @@ OTHERS: Mapping[str, Any] = {
     "guidance_scale": 1,
     "watermarking_config": None,
 }
-"""Other settings that members do not follow, each with a value that has no effect. Nor has None."""
+"""Other settings that members do not follow. None has no effect, nor has the value listed here."""
 
 
 def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:

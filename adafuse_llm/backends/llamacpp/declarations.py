@@ -1,7 +1,7 @@
 """Declarations of the functions and structures of certain builds of llama.cpp.
 
 llama.cpp changes its structures often, and its library cannot be asked for its build. So `load`
-requires an exact version of a package. CONTRIBUTING.md has the steps to another build.
+requires an exact version of a package. CONTRIBUTING.md describes the move to another build.
 """
 
 from __future__ import annotations

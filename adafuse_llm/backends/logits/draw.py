@@ -1,6 +1,6 @@
 """Draw tokens from logits by the rule of `adafuse_llm.tree.sampling`, for many nodes at a time.
 
-Shapes: n nodes, v vocabulary, t likeliest tokens. Draws use float64, so rounding decides none.
+Shapes: n nodes, v vocabulary, t likeliest tokens. Float64 numbers decide every draw.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
 SPARE = 64
-"""Number of tokens after the first `top_k` that a draw reads, because they may be as likely."""
+"""Number of tokens after the first `top_k` that a draw reads: they may be equally likely."""
 
 CANDIDATES = 8
 """Number of tokens whose sums a fast draw computes again in float64."""
@@ -212,7 +212,7 @@ def noise(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _quick_noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return the noise of `noise` in float32, which is too low by at most `NOISE_ERROR`."""
+    """Return what `noise` returns, but in float32 and too low by at most `NOISE_ERROR`."""
     # numbers near 1 give the most noise, so compute 1 - number, which keeps their digits
     rest = _shifted(mix(bits).bitwise_not_(), 12).float().add_(0.5).mul_(2.0**-52)
     return rest.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_().neg_()

@@ -28,7 +28,7 @@ def measured_token_cost(member: LogitsBackend[Any], forget: Callable[[TokenTree]
     """Return the `token_cost` of a member that is ready to evaluate.
 
     On a CPU, it is measured in CPU time of this thread, which other programs and engines hardly
-    change. So the member must use only this thread meanwhile, as torch then does.
+    change. So the member must use only this thread meanwhile; torch is set to do so.
     """
     if (member.context_window or sys.maxsize) <= max(SIZES):
         return member.token_cost

@@ -70,7 +70,7 @@ def read(
     numbers = torch.cat(parts).cpu() if parts else torch.empty(0)
     size = len(numbers) - len(scored)
     rows = numbers[:size].view(len(evaluated), -1).tolist() if evaluated else []
-    # repeat the few rows that have ties or unfinished draws
+    # compute the few rows with ties or unfinished draws again
     if unsure := [place for place, row in enumerate(rows) if row[0]]:
         again = [evaluated[place] for place in unsure]
         exact = _summaries(again, tokens, top, word_ends=word_ends, exact=True)

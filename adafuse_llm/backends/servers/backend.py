@@ -186,7 +186,7 @@ class ServerBackend(Backend):
         return min(0.0, _total([total, *apart]))
 
     def _find_word_ends(self) -> bool | None:
-        """Return whether the server returns how likely words end; None to ask again later."""
+        """Return whether the server returns probabilities of word ends; None to ask again later."""
         # find the tokens that end a word, and those of them to ask for by their ids
         texts = self._vocabulary.token_texts
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
