@@ -1,7 +1,7 @@
 """Run a function of this package in a child process with limits.
 
 Native code can crash, hang or fill the memory, and so can a stranger's chat template or grammar.
-What a child process survives does no harm in this process.
+What a child process survives is safe in this process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "ADAFUSE_TRIAL"
-"""Environment variable that marks child processes. A marked process starts no others. Otherwise, an
-application that is its own interpreter could start itself without end."""
+"""Environment variable that marks child processes, which start no others. Otherwise, an application
+whose executable is not plain Python could start itself without end."""
 
 BOOTSTRAP: Final = """
 import importlib, json, sys, types
@@ -51,7 +51,7 @@ def run_limited(
         The process that has ended. Its ``stdout`` is the text that the task wrote after `begin`.
 
     Raises:
-        OSError: the task did not begin, for example because this application is no interpreter.
+        OSError: the task did not begin, for example because the executable is not plain Python.
         subprocess.TimeoutExpired: the process took longer than `seconds`, and was killed.
     """
     if MARK in os.environ or getattr(sys, "frozen", False):
@@ -77,13 +77,13 @@ def run_limited(
 
 
 def begin() -> None:
-    """Report to the parent process that the task begins. A crash after that is the task's fault."""
+    """Report to the parent process that the task begins. Until then, any failure is an OSError."""
     sys.stdout.write(READY)
     sys.stdout.flush()
 
 
 def limit_process(seconds: float, memory: int) -> None:
-    """Limit the further CPU time of this process, in seconds, and its further memory, in bytes.
+    """Limit how much more CPU time, in seconds, and memory, in bytes, this process may use.
 
     Windows has no such limits, and macOS has none for memory.
     """

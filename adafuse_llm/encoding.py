@@ -26,7 +26,7 @@ from adafuse_llm.tree.sampling import Sampling
 logger = logging.getLogger(__name__)
 
 BEFORE = "\n"
-"""Text that `text_tokens` puts before a text, which can have other tokens where a prompt begins."""
+"""Context that `text_tokens` puts before a text, whose tokens may differ where a prompt begins."""
 
 BASE_MODELS = (
     "no member has a chat template, so they read messages as plain text (User: ...), as base "
@@ -72,7 +72,7 @@ class Encoder:
             active: the members that decode.
             top: number of likeliest tokens that each distribution lists.
             seeds: the seed of each response; None if nothing is drawn.
-            to_score: whether the members only score texts. Leading whitespace then counts.
+            to_score: whether the members only score texts. Their leading whitespace then counts.
         """
         conversation, config = checked.conversation, checked.config
         check_listed([backend for backend, _ in active], top)
@@ -169,7 +169,7 @@ def text_tokens(backend: Backend, text: str) -> tuple[list[int], bool]:
 
 
 def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) -> None:
-    """Refuse an option that draws from, or changes, probabilities that a member does not know."""
+    """Refuse `option`, which needs all probabilities, if the member knows only some."""
     if not backend.knows_distributions:
         raise InvalidOptionError(
             f"option {option!r}: member {backend.name!r} lists only its likeliest tokens, so it "
@@ -180,7 +180,7 @@ def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) ->
 
 
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
-    """Check that all choices fit the limit and windows. Return the sum of all members' tokens."""
+    """Check that all choices fit limit and windows, and count their tokens over all members."""
     choices, is_reply = config.choices or (), members[0].opening.is_reply
     if is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(

@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CROWD = 2
-"""If more requests per member than this are running, all members propose at the same time, because
-shared passes then save more than drafts."""
+"""If more than this many requests per member run, all members propose at the same time, because
+passes that requests share then save more than drafts."""
 
 
 class EngineOptions(TypedDict, total=False):
-    """Types of the keyword arguments of `AdaFuseEngine`, and of the methods that load one."""
+    """Types of the keyword arguments of `AdaFuseEngine`, and of the methods that load an engine."""
 
     config: AdaFuseConfig | None
     strategy: Strategy | str

@@ -33,7 +33,7 @@ class Engine(ABC):
     """An ensemble of language models that decode one response together.
 
     `AdaFuseEngine` has the members in this process, and `RemoteEngine` uses those of a server.
-    Both give the same results. An engine is thread-safe, and a context manager that closes it.
+    Both give the same results. An engine is thread-safe. A ``with`` statement closes it.
 
     Args:
         on_round: function to call with every round of every request, in the thread that reads the
@@ -63,7 +63,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can_enforce(self) -> bool:
-        """Whether the strategy and all members can follow a grammar, with the extra ``grammar``."""
+        """Whether strategy and members follow grammars, and the extra ``grammar`` is installed."""
 
     @abstractmethod
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
@@ -83,7 +83,7 @@ class Engine(ABC):
         """Return the tokens of a whole prompt, by active member. The arguments are `generate`'s.
 
         The tokens include the special ones with which a member begins every prompt, and the markers
-        of its chat template. A prompt may be empty, or too long for a response.
+        of its chat template. The prompt may be empty, or too long for a response.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used.
@@ -160,8 +160,8 @@ class Engine(ABC):
         """Decode span by span. The arguments and errors are the same as for `generate`.
 
         The iterator yields one event per committed span, and the last event has the whole result.
-        The call checks the arguments, and the first event starts the decode. Closing the iterator,
-        or leaving a loop over it, stops the decode after at most one more round.
+        The call checks the arguments, and asking for the first event starts the decode. Closing the
+        iterator, or leaving a loop over it, stops the decode after at most one more round.
         """
         run = self.open(*_request(given, prompt=prompt))
         check_one_response(run)
@@ -188,8 +188,8 @@ class Engine(ABC):
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
-        The engine checks all inputs first. If one decode fails, the others stop, and the error is
-        raised. To read events as they arrive, use `open`.
+        The engine checks all inputs first. If one decode fails, this method stops the others and
+        raises the error. To read events as they arrive, use `open`.
         """
         requests = requests_of(prompts, messages, given)
         responses = self.open(requests, given.get("on_round")).results()
@@ -270,13 +270,13 @@ class Engine(ABC):
         """Answer typed questions about a state with probabilities (:mod:`adafuse_llm.decisions`).
 
         Without ``weights``, the member with the most parameters answers. With ``weights``, the
-        answer is the weighted mean of the members' log-probabilities, renormalized. It depends
-        neither on other questions nor on the order of the options of a `Choice`.
+        answer is the weighted mean of the members' log-probabilities, renormalized. No answer
+        depends on other questions, or on the order of the options of a `Choice`.
 
         Args:
             state: what the questions are about: text, messages as for `generate`, or another list
                 or mapping, which members read as JSON.
-            questions: 1 to 400 of `Predicate`, `Choice` and `Score`, by name.
+            questions: 1 to 400 questions by name, each a `Predicate`, `Choice` or `Score`.
             **given: the options ``use``, ``weights``, ``decisions`` and ``chat_template_kwargs``;
                 ``timeout`` and ``cancel`` as in `Request`; and ``orders``, the maximum number of
                 orders in which members read the options. Default: all rotations of up to four
@@ -284,7 +284,7 @@ class Engine(ABC):
 
         Raises:
             InvalidInputError: state, questions or options cannot be used; nothing was computed.
-            ContextWindowError: state and question exceed a window; nothing was computed.
+            ContextWindowError: state and question exceed a context window; nothing was computed.
             DecodingError: no member can answer a question.
             RequestCancelledError: ``cancel`` was set before there were answers.
             MemberError, RequestTimeoutError, QueueFullError: as for `generate`.

@@ -78,12 +78,12 @@ class Request:
         texts: texts of at least one character to score as the response; None to decode a response.
         ends: whether the scores include the end of the response after each text.
         options: options of `AdaFuseConfig`, which replace those of the engine.
-        timeout: maximum seconds that the request waits and computes from its start (`open`).
+        timeout: maximum seconds from the start of the request (`Engine.open`), waiting included.
         cancel: an event that any thread can set to end the request after at most one more round.
             The response then has the text so far and ``finish_reason="cancelled"``. An exception of
             its ``is_set`` ends the request, too.
         name: name of the request in errors about its input. Default: its number in the batch.
-        is_long: whether the default of ``max_new_tokens`` is that of responses with a form.
+        is_long: whether ``max_new_tokens`` has the default of responses with a form, such as JSON.
     """
 
     prompt: str | None = None

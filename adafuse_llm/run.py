@@ -28,7 +28,7 @@ CLOSED = "the run was closed before its requests were complete"
 
 
 class Run(Generic[E]):
-    """The responses (or scores) of the requests of one call of `Engine.open`, as they grow.
+    """The responses (or scores) to the requests in one call of `Engine.open`, as they grow.
 
     Iterate over it once, with ``for`` or ``async for``. Each item is the number of a response and
     its next event. With the option ``n``, a request has n responses with consecutive numbers. A
@@ -39,7 +39,7 @@ class Run(Generic[E]):
     Args:
         size: number of the responses.
         start: starts all requests, before the first item.
-        stop: stops those that are not complete, from any thread. It must not refer to the run.
+        stop: stops incomplete requests. Any thread may call it. It must not refer to the run.
         observers: functions to call with every round, in the thread that iterates.
     """
 

@@ -74,7 +74,7 @@ def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
     """Return the held-out questions, at most the first `limit`. Their skills alternate.
 
     A question asks for one fact, or is a word problem of one or two steps. The members' training
-    data does not have its names, values and problem.
+    data has neither its names and values nor its problem.
     """
     file = _HERE / "heldout.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).decode("utf-8").splitlines()
@@ -85,7 +85,7 @@ def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
 
 
 def final_answer(text: str) -> str:
-    """Return the answer in a reply, without surrounding whitespace and one final period.
+    """Return the answer in a reply, without whitespace around it or a period at its end.
 
     The answer is the text after the last ``The answer is``. Without these words, the whole reply is
     the answer.

@@ -45,11 +45,11 @@ MAX_GRAMMARS = 16
 """Maximum number of compiled grammars that this module keeps, and that each vocabulary keeps."""
 
 OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
-"""Last line of every grammar. Its options overrule earlier ones. Where the grammar permits only one
-text, a member may still choose among the tokens that write it."""
+"""Last line of every grammar. Its options overrule earlier ones. ``no_forcing``: where only one
+text can follow, a member may still choose among the tokens that write it."""
 
 NEEDED_BYTES = (*b"\n", *range(0x20, 0x7F))
-"""A member that has no token for one of these bytes could get stuck in any grammar."""
+"""Bytes that a member needs tokens for, because it could otherwise get stuck in a grammar."""
 
 _ERROR = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*?)(?:\n +\d+ \|.*)?", re.DOTALL)
 _REMEDIES = {
@@ -64,7 +64,7 @@ class Grammar:
     """A grammar that responses must fit: the rule ``start`` in the Lark grammar `body`.
 
     Attributes:
-        option: the option of `AdaFuseConfig` that set it.
+        option: name of the option of `AdaFuseConfig` that has set the grammar.
         begins_with_space: whether a response may begin with whitespace.
     """
 
@@ -88,7 +88,7 @@ class Grammar:
             raise GrammarError(
                 "no text fits it. Every repetition and recursion must be able to end."
             )
-        # whitespace at the beginning of a reply is a part of it if the grammar allows it there
+        # whitespace at the beginning belongs to the reply if the grammar allows it there
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
@@ -136,7 +136,7 @@ def _grammar(option: str, source: str) -> Grammar:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """Return the right-hand side of a Lark rule for JSON of a schema. Errors: see `enforceable`."""
+    """Return the right side of a Lark rule: JSON that fits `schema`. Errors: see `enforceable`."""
     return f"%json {json.dumps({**enforceable(schema), 'x-guidance': dict(COMPILE_OPTIONS)})}"
 
 
@@ -159,7 +159,7 @@ def _reason(error: str, option: str) -> str:
 class GrammarState:
     """A response as its grammar reads it, byte by byte. Not thread-safe.
 
-    `begun` is text of the grammar that the chat templates have written before the response.
+    `begun` is text that the chat templates wrote before the response. The grammar has read it.
     """
 
     def __init__(self, state: Any, begun: str = "") -> None:
@@ -207,7 +207,7 @@ class GrammarState:
         return GrammarState(self._first, self.begun)
 
     def begun_with(self, text: str) -> GrammarState:
-        """Return a response that follows `text`, or this one if the grammar forbids the text."""
+        """Return an empty response after `text`, or this one if the grammar forbids the text."""
         state = after(self._state, text.encode())
         return self if state is None else GrammarState(state, text)
 
@@ -243,7 +243,7 @@ class GrammarVocabulary:
         self._start = functools.lru_cache(MAX_GRAMMARS)(self._compiled)
 
     def matcher(self, grammar: Grammar, lead: str, begun: str = "") -> Any:
-        """Return a new matcher of a lead and a response, which has read the text `begun`.
+        """Return a new matcher of a lead and a response. It has read the text `begun`.
 
         Raises:
             GrammarError: the grammar is too complex for these tokens, or they cannot write `begun`.
@@ -285,7 +285,7 @@ class GrammarVocabulary:
         return bytes(self._tokenizer.decode_bytes(list(tokens)))
 
     def mask(self, state: Any) -> Allowed | None:
-        """Return the tokens that may follow in a matcher's `state`; None if no token may."""
+        """Return the tokens that the matcher `state` permits next; None if it permits none."""
         bits = int.from_bytes(next_tokens(state, self.name), "little") & self._usable
         # all tokens that end the response count as one alternative
         may_end = not state.is_error() and bool(state.is_accepting())

@@ -12,8 +12,8 @@ from adafuse_llm.errors import GrammarError, MissingDependencyError, install_com
 Encode = Callable[[bytes], list[int]]
 
 MAX_LEXER_STATES = 25_000
-"""Maximum number of states of a grammar's lexer. It adds them as it reads. So many states take from
-5 to 95 MB."""
+"""Maximum number of states of a grammar's lexer, which adds them as it reads. This many take from 5
+to 95 MB of memory."""
 
 MAX_GRAMMAR_SIZE = 100_000
 """Maximum number of symbols in the rules of a grammar."""
@@ -112,7 +112,7 @@ def next_tokens(state: Any, member: str | None = None) -> bytes:
 
 
 def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any | None:
-    """Return a copy of a matcher that has read `tokens`; None if the grammar forbids them.
+    """Copy a matcher, let the copy read `tokens`, and return it; None if the grammar forbids them.
 
     `member` and the error are those of `next_tokens`.
     """
@@ -124,7 +124,7 @@ def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any |
 
 
 def _is_stuck(state: Any, member: str | None) -> bool:
-    # whether the grammar permits no more text; a limit of llguidance raises an error
+    # whether the grammar permits no more text; raises an error if llguidance has reached a limit
     if not state.is_error():
         return False
     if state.get_error().startswith("NoExtensionBias"):

@@ -26,7 +26,7 @@ COMPILE_OPTIONS: Mapping[str, Any] = {
 }
 """The options of llguidance for schemas from `enforceable`. They permit no ``\\uXXXX``, which could
 spell the name of a property so that its schema does not apply. ``oneOf`` counts as ``anyOf``, so
-`enforceable` checks that no two of its schemas overlap."""
+`enforceable` checks that no two schemas of a ``oneOf`` overlap."""
 
 _CHECK = "Leave it out and check the parsed response."
 _REFUSED: Mapping[str, str] = {
@@ -71,8 +71,8 @@ _FORMATS: Mapping[str, str | None] = {
     **dict.fromkeys(("ipv4", "ipv6", "uuid"), ""),
     **dict.fromkeys(("binary", "password", "path")),
 }
-"""Pattern that each format needs besides the compiler's rule: days and seconds that exist, and
-limits of long parts, inside which a text cannot end. None stands for a format of any text."""
+"""By format, the pattern that it needs besides the compiler's rule: for days and seconds that
+exist, and to limit long parts, because a text cannot end inside one. None: any text fits."""
 
 _CONTROLS = r"\x00-\x07\x0B\x0E-\x1F\x7F"  # characters that a response cannot contain
 _DOT = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
@@ -161,7 +161,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
 
 
 def is_absent(keyword: str, value: Any) -> bool:
-    """Return whether a keyword is absent: some languages write null then, or [] for no entries."""
+    """Return whether a keyword is absent. Some languages then write null, or [] for a map."""
     return keyword != "const" and (value is None or (keyword in _MAPS and value == []))
 
 
@@ -200,7 +200,7 @@ def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None
     exact = {k: n for k, n in numbers.items() if "exclusive" in k or n != n.to_integral_value()}
     digits = max((number.adjusted() + 1 for number in exact.values()), default=0)
     unit = Decimal(1).scaleb(-max(0, min(_DECIMALS, _DIGITS - digits)))
-    # The compiler divides only small numbers exactly, and only by such a fraction, not by 0.01.
+    # The compiler divides only small numbers exactly, and only by binary fractions, not by 0.01.
     fraction = Decimal("0.125")
     most = _MAX_INTEGER * (fraction if "multipleOf" in exact else 1)
     for keyword, number in numbers.items():
@@ -255,7 +255,7 @@ def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> 
     others = {"properties", "patternProperties"} & out.keys()
     if limits or others or not all(isinstance(name, str) for name in names):
         _refuse(path, "is supported only as an 'enum' of names, beside 'additionalProperties'")
-    # properties with these names take the place of additional ones
+    # properties with these names get the schema of additional ones, and others are forbidden
     pattern = _pattern(f"^({'|'.join(map(re.escape, names))})$", path)
     out["patternProperties"] = {pattern: out.get("additionalProperties", True)}
     out |= {"maxProperties": len(names), **out, "additionalProperties": False}
@@ -280,7 +280,8 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     def constants(name: str, option: dict[str, Any]) -> list[Any]:
         return _constants(option.get("properties", {}).get(name), parts)
 
-    # schemas are exclusive if their types, their constants or those of a required property differ
+    # schemas are exclusive if their types differ, or their constants, or the constants of a
+    # property that all of them require
     required = every[0].get("required", ())[:_FEW]
     names = [n for n in required if all(n in option.get("required", ()) for option in every)]
     ways = [kind, lambda option: _constants(option, parts)]
@@ -291,7 +292,7 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
 
 def _alternatives(schema: Any, parts: Parts, seen: set[int]) -> list[dict[str, Any]]:
     target = _target(schema, parts)
-    # a schema that is only a choice stands for its alternatives, unless it contains itself
+    # a schema that is only a "oneOf" stands for its alternatives, unless it contains itself
     is_nested = {"oneOf"} <= target.keys() <= {"oneOf", "discriminator", *_REFERENCE}
     if is_nested and id(target) not in seen:
         seen.add(id(target))
@@ -301,7 +302,7 @@ def _alternatives(schema: Any, parts: Parts, seen: set[int]) -> list[dict[str, A
 
 def _constants(schema: Any, parts: Parts) -> list[Any]:
     schema = _target(schema, parts)
-    # None stands for values that are no constants
+    # None stands for values that are not constant texts or integers
     values = [schema["const"]] if "const" in schema else schema.get("enum", [None])
     return values if all(isinstance(value, (str, int)) for value in values) else [None]
 

@@ -1,7 +1,7 @@
 """Try each new grammar in a child process, before it is compiled here.
 
 A hostile grammar can crash llguidance, keep it busy, or fill the memory. The child has no
-member's tokens, only the 256 bytes. Limits of llguidance bound what a member's tokens add.
+member's tokens, only the 256 bytes. Limits of llguidance bound the work that members' tokens add.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def try_grammar(lark: str) -> None:
     except subprocess.TimeoutExpired:
         raise busy from None
     except OSError as error:
-        # an earlier trial has started, so what the machine lacks now may come back
+        # an earlier trial could start, so what the machine lacks now may come back
         if _has_started.is_set():
             raise QueueFullError(
                 f"the process that tries the grammar did not start ({error}). Try again later."

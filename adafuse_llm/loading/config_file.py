@@ -40,7 +40,7 @@ from adafuse_llm.serving_config import ServerConfig
 __all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
 
 CODE_FIELDS = ("trust_remote_code", "allow_pickle")
-"""Settings of members that allow code to run."""
+"""Settings with which the files of a member may run code."""
 
 LOADING = ("strategy", "dtype", "device_map", "revision")
 """Names that a file may set besides ``models`` and the options of `AdaFuseConfig`."""

@@ -100,7 +100,7 @@ def _path(spec: GGUFMember) -> Path:
 def _from_hub(spec: GGUFMember) -> Path:
     from huggingface_hub import HfApi, hf_hub_download
 
-    # list all files, or if the hub does not answer, those in the cache
+    # list all files or, if the hub does not answer, those in the cache
     if (reason := not_a_hub_id(spec.path)) is not None:
         raise LoadError(reason)
     try:

@@ -29,7 +29,7 @@ PLAIN: Final = "\nTwo  spaces, 3.5 lines."
 MESSAGES: Final = tuple(
     {"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "Hello!"))
 )
-"""A conversation that every chat template must accept, at least as one turn of the user."""
+"""A conversation that every chat template must accept, at least merged into one user turn."""
 
 
 def load_members(

@@ -41,7 +41,7 @@ KINDS = (
     ("/version", "version", "vllm"),
     ("/api/version", "version", "Ollama"),
 )
-"""A path, an entry that the answer has for only one kind of server, and this kind."""
+"""A path, an entry that only one kind of server has in its answer, and this kind."""
 
 INSTEAD = "Load the files of its models as members instead"
 

@@ -28,7 +28,7 @@ else:  # pydantic would need torch to resolve the type
     Dtype = Any
 
 GGUF_ENDING = re.compile(r"(?<=.)(-00001-of-\d{5})?\.gguf$", re.IGNORECASE)
-"""Matches the end of a GGUF file's name, which the name of its member lacks."""
+"""Matches the end of a GGUF file's name. The member's name leaves this end out."""
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 
@@ -100,13 +100,12 @@ class TransformersMember(_Files):
     dtype: Dtype | None = None
     """Dtype of the weights, such as "bfloat16" or "auto"."""
     device_map: str | int | Mapping[str, Any] | None = None
-    """One device, such as "cuda:1", "auto", or any other device map of accelerate."""
+    """A device such as "cuda:1"; "auto"; or another device map of accelerate."""
     trust_remote_code: bool | None = None
     """Whether to run Python code that comes with the model."""
     quantization_config: Any = None
     """Quantization of the weights: a configuration object of transformers, such as
-    `BitsAndBytesConfig`, or a mapping as in `config.json`. A quantized checkpoint does not need
-    it."""
+    `BitsAndBytesConfig`, or a mapping as in `config.json`. Quantized checkpoints do not need it."""
     allow_pickle: bool = False
     """Whether to accept weights in pickle format."""
 
@@ -184,7 +183,7 @@ MemberSpec: TypeAlias = TransformersMember | GGUFMember | ServerMember
 
 
 SETTINGS = tuple(dict.fromkeys(name for kind in get_args(MemberSpec) for name in kind.model_fields))
-"""The settings of all kinds of members."""
+"""Names of the settings of all kinds of members."""
 
 
 def as_specs(members: object, revision: str | None = None) -> tuple[MemberSpec, ...]:
@@ -262,7 +261,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
 
 
 def _ends(spec: MemberSpec) -> list[str]:
-    # a file in a folder or hub repository is the last part of the path, unless it is a pattern
+    # the setting `file` is the last part of the path, unless it is a pattern
     path, file = spec.path, getattr(spec, "file", None)
     if file is not None and not set("*?[") & set(file):
         path = f"{path}/{file}"
@@ -293,7 +292,7 @@ def _read_address(text: object) -> dict[str, str]:
             "url must be the address of a server, such as 'http://127.0.0.1:8000' or "
             f"'vllm+http://127.0.0.1:8000/NAME'; got {short_repr(text)}"
         )
-    # /v1 separates the server from the model, and may be left out behind a host
+    # /v1 separates the server from the model, and may be left out after a host
     base, separator, model = f"{parts.path.rstrip('/')}/".partition("/v1/")
     if not separator:
         base, model = "", parts.path

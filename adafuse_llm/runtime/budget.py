@@ -13,7 +13,7 @@ Needs = Mapping[str, int]
 
 
 class CacheBudget:
-    """Limits the bytes of key/value cache on each device. Without `limit`: half of what is free."""
+    """Limits the key/value cache per device to `limit` bytes. None: to half of the free memory."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
@@ -34,7 +34,7 @@ class CacheBudget:
             limit: maximum number of new tokens.
             spare: maximum number of uncommitted tokens that a tree holds.
             running: the needs of the requests that run.
-            least: lower bound of `limit`, which is halved while memory is short. None: it stays.
+            least: while memory is short, `limit` is halved, but not below this. None: it stays.
         """
         # the bytes of each member, for its longest sequence
         needs: Counter[str] = Counter()
@@ -45,14 +45,14 @@ class CacheBudget:
                 longest = min(longest, member.window)
             place, needed = backend.device, backend.cache_bytes(longest + spare)
             if (most := backend.cache_limit) is not None:
-                place = f"member {member.name}"  # it evaluates a tree without room in parts
+                place = f"member {member.name}"  # it evaluates a tree in parts if room is short
                 needed = max(backend.cache_bytes(longest), min(needed, most))
                 self._limits[place] = most
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
-                # Half of the memory that no request holds. Running requests already hold nothing
-                # or up to all that they reserve. The earlier limit stays between these bounds.
+                # Half of the memory that no request holds. Running requests may hold nothing yet,
+                # or all that they reserve. Between these bounds, the earlier limit stays.
                 free = backend.free_bytes()
                 reserved = sum(each.get(place, 0) for each in running)
                 lowest, most = free // 2, (free + reserved) // 2
@@ -72,8 +72,8 @@ class CacheBudget:
         return needs, limit
 
     def fits(self, requests: Sequence[Needs], elsewhere: Sequence[Needs] = ()) -> bool:
-        """Return whether these requests fit next to those of other engines."""
-        # others count where the limit is a part of the free memory
+        """Return whether `requests` fit beside those of other engines (`elsewhere`)."""
+        # other engines count only where the limit is a part of the free memory
         together = [*requests, *(elsewhere if self._limit is None else ())]
         return all(used <= limit for used, limit in self.use(together).values())
 

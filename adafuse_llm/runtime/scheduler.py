@@ -16,8 +16,8 @@ A member reads a long prompt in pieces (`Backend.read_piece`). Before each furth
 `READ_PATIENCE` evaluations for jobs that already write go first. Evaluations of other members on
 the same device count, too.
 
-The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs that
-are cancelled or late, and serves the other lanes.
+The coordinator never runs a model. So it still ends jobs that are cancelled or late, and serves the
+other lanes, while a pass takes long or hangs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Lane(threading.Thread):
         batch: the queries that are being evaluated.
         passes: number of evaluations in the lanes `beside` since this lane read a piece of a
             prompt. Those that only read prompts do not count.
-        work: what the thread does, in order. None ends it.
+        work: what the thread does, in order. None ends the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,7 +92,7 @@ class _Lane(threading.Thread):
         self.work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def next_batch(self) -> list[PendingQuery]:
-        """Take the oldest query that the lane can evaluate now, and all such ones to its member."""
+        """Take the oldest query that is ready, and all other ready ones for the same member."""
         # a piece of a prompt waits for some evaluations of the jobs that write
         pending = [query for lane in self.beside for query in (*lane.waiting, *lane.batch)]
         reading = {query.job for query in pending if query.is_reading}
@@ -126,7 +126,7 @@ def _end_all_threads() -> None:
 
 
 class Scheduler:
-    """Runs jobs on threads. They end when the scheduler is closed, or nothing refers to it.
+    """Runs jobs. Its threads end when the scheduler is closed, or nothing refers to it any more.
 
     Attributes:
         work: by member, the numbers of forward passes and of their tokens for jobs that have ended.
@@ -318,7 +318,7 @@ class _Coordinator(threading.Thread):
                 self._end(job)
 
     def _admit(self) -> None:
-        # start jobs in the order of arrival, next to what other engines reserve
+        # start jobs in order while they fit beside those of other engines; one may always run
         while self._waiting and len(self.running) < self._most:
             job = next(iter(self._waiting))
             others = [other for other in list(_started) if other is not self]
@@ -402,7 +402,7 @@ Outcome = AdaFuseError | Literal["answered", "reading"]
 
 
 def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
-    # read a piece of each prompt, and evaluate the queries whose prompts are now read
+    # read a piece of each prompt, and evaluate the queries whose prompts are now read completely
     backend = batch[0].asked.member.backend
     failure: BaseException
     try:

@@ -27,7 +27,7 @@ class AdaFuse(Strategy):
     NLL is the mean in nats per token (equation 4). One member alone writes its own greedy text,
     unless `branching_factor` is set.
 
-    Cost: every member reads all proposals. A unanimous round takes it about one pass per token.
+    Cost: every member reads all proposals, in a unanimous round with about one pass per token.
 
     A subclass may replace `scorer` and `rule`.
     """

@@ -14,10 +14,10 @@ from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.mixture import Mixture
 
 AUTO: Final = "auto"
-"""Name with which `choose_strategy` chooses the strategy. It is the default."""
+"""Stands for the strategy that `choose_strategy` chooses. It is the default."""
 
 UNEVEN: Final = 2.0
-"""Members are uneven if the largest has at least this many times the smallest's parameters."""
+"""Members are uneven if the largest has at least this many times the parameters of the smallest."""
 
 NAMED: Mapping[str, Callable[[], Strategy]] = {
     "adafuse": AdaFuse,

@@ -110,7 +110,7 @@ class TextCodec(ABC):
         return self.encode_conversation(check_conversation(messages))
 
     def reply_opening(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
-        """Return the text that the chat template writes behind the last message, or ""."""
+        """Return the text that the chat template writes after the last message, or ""."""
         return ""
 
     def control_token_in(self, text: str) -> str | None:
@@ -155,11 +155,11 @@ class TokenizerCodec(TextCodec):
             if str(t).strip() and str(t) in str(template or "")
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
-        # take the special tokens before a prompt's text, and leave out those behind it
+        # take the special tokens before a prompt's text, and leave out those after it
         text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
         starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
         self._before = whole[: next(starts, 0)]
-        # in GGUF files, some also precede what a chat template renders, as in llama-server
+        # with GGUF files, some also stand before what a chat template renders, as in llama-server
         self._before_template = list(getattr(tokenizer, "prefix_ids", ()))
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
         # Text of a prompt must not become a special token or a marker of the template. Text of a
@@ -206,7 +206,7 @@ class TokenizerCodec(TextCodec):
 
     def _encode_begun(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
         # the template renders a mark in place of the last message, so that the member reads the
-        # message unchanged, whatever the template does to texts or writes behind them
+        # message unchanged, whatever the template does to texts or writes after them
         text, mark = conversation.begun, ""
         with suppress(InvalidInputError):  # the template may require another role at the end
             rendered, marks = self._rendered(conversation.with_last(_END), variables)
@@ -237,7 +237,7 @@ class TokenizerCodec(TextCodec):
 
         @functools.cache
         def mark(text: str) -> str:
-            # mark the whole text if what is between spelled tokens would become control tokens, too
+            # mark the whole text if text between spelled tokens would become control tokens, too
             others = filter(None, control.pattern.split(text))
             safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
             return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
@@ -315,7 +315,7 @@ class TokenizerCodec(TextCodec):
     def _encode_piece(
         self, context: Sequence[int], text: str, control: _ControlTokens
     ) -> tuple[list[int], bool]:
-        # use the first anchor with an exact encoding; without one, tokens of `control` are possible
+        # use the first anchor with an exact encoding; without any, tokens of `control` can occur
         inexact: list[int] = []
         for anchor, before in self._anchors:
             whole = self._encode(anchor + text)
@@ -433,7 +433,7 @@ class _ControlTokens:
         cuts = [0]
         while match := self.pattern.search(text, cuts[-1]):
             cuts.append(match.start() + 1)
-        # halve other text that becomes a control token, because the tokenizer normalizes it
+        # halve other text, which becomes a control token only because the tokenizer normalizes it
         if len(cuts) == 1 and len(text) > 1 and not self.ids.isdisjoint(tokens):
             cuts.append(len(text) // 2)
         return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]

@@ -98,11 +98,10 @@ class Message(TypedDict):
 
     Attributes:
         role: one of `ROLES`.
-        content: text.
+        content: the text of the message.
         tool_calls: an assistant's calls, at least one.
         tool_call_id: the id of the call that a tool answers.
-        reasoning_content: an assistant's reasoning before the content, for chat templates that read
-            it.
+        reasoning_content: an assistant's reasoning before the content. Some chat templates read it.
     """
 
     role: str
@@ -250,7 +249,7 @@ class Conversation:
         return [*replace(self, messages=tuple(flat)).with_system(*system).messages]
 
     def plain_text(self) -> str:
-        """Return the conversation in the plain format."""
+        """Return the conversation in the plain format, for members without a chat template."""
         parts = [
             message["content"]
             if message["role"] == "system"
@@ -490,7 +489,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def map_json(value: Any, change: Callable[[str], str]) -> Any:
-    """Return JSON data after `change` of all its texts, keys included."""
+    """Return JSON data with `change` applied to all its texts, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

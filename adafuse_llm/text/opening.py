@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How the next text that the members commit begins.
+    """The beginning of the next text that the members commit.
 
-    The prompt ``"The sky is  "`` ends in two spaces, so the members write the next text with them:
+    The prompt ``"The sky is  "`` ends in two spaces, so the next text begins with them:
 
     >>> opening = Opening(spaces=2)
     >>> opening.with_spaces("blue")
@@ -63,7 +63,7 @@ class Opening:
 class SpaceTokens:
     """The tokens of a vocabulary that begin with spaces, except those that are `excluded`.
 
-    `texts`: by token id, the text that a token adds when it does not begin the text.
+    `texts`: by token id, the text that a token adds after other text.
     """
 
     def __init__(self, texts: Sequence[str], excluded: Collection[int] = ()) -> None:
@@ -80,7 +80,7 @@ class SpaceTokens:
         self._masks: dict[int, bytes] = {}
 
     def can_write(self, spaces: int) -> bool:
-        """Return whether tokens can write so many spaces, the last one perhaps with more text."""
+        """Return whether tokens can write so many spaces, the last token perhaps with more."""
         # either one token begins with all spaces, or one is only spaces and others write the rest
         longest = max(self._leading.values(), default=0)
         sizes = set(self._only_spaces.values())

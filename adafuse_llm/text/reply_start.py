@@ -64,8 +64,8 @@ class _Beginning:
 def effort_variables(codecs: Mapping[str, TextCodec], effort: str) -> tuple[dict[str, Any], str]:
     """Return the variables that pass an effort of reasoning to chat templates.
 
-    The effort ``none`` also switches reasoning off. The second value is the reason why no
-    template gets the effort, or "" if one gets it.
+    The effort ``none`` also switches reasoning off. The second value is the reason why the effort
+    changes nothing, or "" if it changes something.
     """
     known = {name for codec in codecs.values() for name in codec.template_facts.variables}
     switches = [name for name in SWITCHES if name in known and effort == "none"]
@@ -92,7 +92,7 @@ def _switches(codec: TextCodec) -> list[str]:
 
 
 def _is_off(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
-    # whether the template reasons only if a variable switches reasoning on
+    # whether the template has reasoning off until a variable switches it on
     def shown(**switch: bool) -> list[int]:
         return codec.encode_conversation(QUESTION, ReplyStart({**variables, **switch}))
 
@@ -124,13 +124,13 @@ def start_replies(
                 "form out."
             )
         return {name: ReplyStart(variables) for name in codecs}, prefix
-    # unless all members reason, nobody does
+    # unless all members reason, none does
     beginnings = _beginnings(codecs, conversation, variables)
     if not (free and all(each.reasons for each in beginnings)):
         beginnings = [each.without_reasoning(conversation) for each in beginnings]
     is_open = free and all(each.reasons for each in beginnings)
     prefix = next((each.prefix for each in beginnings if each.prefix), "") if is_open else ""
-    # either all members begin inside the opened reasoning, or behind reasoning that is closed
+    # give all members the reasoning that one template opens, or close what a template still opens
     starts = {}
     for each in beginnings:
         added = "" if each.prefix else prefix

@@ -24,10 +24,10 @@ class Transcript:
 
     Attributes:
         stops: the stop sequences.
-        can_end: returns whether a text is a complete response. A stop sequence counts only behind
+        can_end: returns whether a text is a complete response. A stop sequence counts only after
             such a text. Default: every text is complete.
         turns: beginnings of a next turn. The response ends before the first one.
-        calls: whether the response may call tools. If so, it ends behind a call that it repeats,
+        calls: whether the response may call tools. If so, it ends after a call that it repeats,
             because small models repeat one call without end.
         prefix: text with which the chat templates began the response.
         text: the response so far, up to what has ended it.
@@ -77,14 +77,14 @@ class Transcript:
         return self.text[start:visible]
 
     def flush(self) -> str:
-        """Release the text that was held back. The response has ended."""
+        """Return the text that was held back. Call this once the response has ended."""
         start, self.shown = self.shown, len(self.text)
         return self.text[start:]
 
     def _first(
         self, texts: Sequence[str], before: int, can_end: Callable[[str], bool] | None = None
     ) -> int | None:
-        # the index where the first of the texts begins that the last span has completed, if any
+        # the index of the first of `texts` that the last span has completed, if any
         starts = []
         for text in texts:
             start = max(0, before - len(text) + 1) - 1

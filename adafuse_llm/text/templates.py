@@ -61,7 +61,7 @@ class TemplateFacts:
 
     @classmethod
     def of(cls, template: Any, provided: Iterable[str] = ()) -> TemplateFacts:
-        """Return the facts of a template, or of several by name. `provided` names do not count."""
+        """Return the facts of a template, or of several by name, without `provided` variables."""
         texts = template if isinstance(template, Mapping) else {"default": template or ""}
         sources = list(map(str, texts.values()))
         with_tools = str(texts.get("tool_use", texts.get("default", "")))
@@ -94,7 +94,7 @@ def _reads_calls(template: str) -> bool:
 
 @dataclass(frozen=True)
 class ReplyStart:
-    """Variables for a member's chat template, and text that is `added` behind the rendered text."""
+    """Variables for a member's chat template, and text that is `added` after the rendered text."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     added: str = ""

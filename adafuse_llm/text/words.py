@@ -42,14 +42,14 @@ def check_text(text: str, what: str) -> None:
 
 
 def added(before: str, after: str) -> str:
-    """Return what `after` adds to `before`, with a character of `before` that it completes."""
+    """Return what `after` adds to `before`, with a character that is incomplete in `before`."""
     if after.startswith(before):  # the usual case, and fast
         return after[len(before) :]
     return after[same_start(before, after) :]
 
 
 def same_start(left: str, right: str) -> int:
-    """Return the number of characters at the beginning that both texts share."""
+    """Return how many characters at their beginning both texts share."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((size for size, (a, b) in pairs if a != b), min(len(left), len(right)))
 
@@ -88,7 +88,7 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
 
 
 def has_end(word: str) -> bool:
-    """Return whether a complete word needs whitespace, or the end of the text, behind it.
+    """Return whether a complete word needs whitespace, or the end of the text, after it.
 
     Words that end in whitespace, or have letters of a script without spaces, do not.
     """
