@@ -27,7 +27,7 @@ LFS_POINTER: Final = b"version https://git-lfs"
 """Start of the small file that a git clone has in place of a large one."""
 
 _loading = threading.Lock()
-"""Held while transformers loads a model: it changes torch's defaults for all threads meanwhile."""
+"""Held while transformers loads: it sets torch's default dtype and initialization for everyone."""
 
 
 def check_huggingface(spec: TransformersMember) -> None:
