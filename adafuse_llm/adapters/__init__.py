@@ -1,5 +1,5 @@
 """Code that the server and the integrations share. It imports no framework.
 
-It has ensembles that load on first use, the conversion of conversations and tools, the form of
-replies, and a reader of replies while they grow.
+Its modules load ensembles on first use, convert conversations and tools, enforce the form of a
+reply (tool calls or a schema), and read replies while they grow.
 """

@@ -1,7 +1,7 @@
-"""Convert conversations from the form of frameworks into that of the engine.
+"""Convert the conversations of frameworks into those of the engine.
 
 Tools, calls and results keep their structure, so that the chat template of each member can write
-them as this member expects them.
+them in the format that this member knows.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Turn(TypedDict, total=False):
             framework's name for one of these roles.
         content: text, or a list of parts. Members read a note in place of a part without text, such
             as ``{"type": "image"}``. In an assistant's message, such a part is left out.
-        name: in a user's message, the speaker, whom members read before the content; in a tool's
-            message, the tool, whose name members read only if the message becomes text.
+        name: in a user's message, the speaker's name, which members read before the content; in a
+            tool's message, the tool's name, which they read only if the message becomes text.
         tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are not
             a JSON object, for example because the call was cut off, members read the call and its
             result as text.
@@ -73,10 +73,9 @@ def to_conversation(
 ) -> Conversation:
     """Convert a conversation for ``AdaFuseEngine.generate(messages=...)``.
 
-    Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which members see
-    only if their chat templates read it. `warn` receives a sentence about calls and results that
-    members read as text, and one about parts without text. The other arguments are those of
-    `check_conversation`.
+    The reasoning of assistant turns becomes ``reasoning_content``, which members see only if their
+    chat templates read it. `warn` receives a sentence about calls and results that members read as
+    text, and one about parts without text. The other arguments are those of `check_conversation`.
 
     Raises:
         InvalidInputError: a message or tool cannot be used, as for `check_conversation`.
@@ -99,7 +98,7 @@ class _Calls:
         names: by the id of a call, the name of its tool.
         text: the ids of the calls that members read as text.
         waiting: the ids of the last reply's calls that have no result yet.
-        odd: an ordered set (a dict) of what members read as text, for a warning.
+        odd: which kinds of calls and results members read as text; the keys are an ordered set.
         unread: the types of parts without text.
     """
 
@@ -110,7 +109,7 @@ class _Calls:
     unread: set[str] = field(default_factory=set)
 
     def texts(self, part: Any, role: str) -> list[Any]:
-        """Return a list with the part, or a note if it has no text. In a reply, drop such parts."""
+        """Return a list with the part. A part without text becomes a note or, in a reply, nothing."""
         if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
             return [part]
         kind = str(part.get("type"))[:100]
@@ -118,7 +117,7 @@ class _Calls:
         return [] if role == "assistant" else [f"[{kind}, not shown]"]
 
     def add(self, call: Any) -> MessageCall | str:
-        """Note a call and return it: as text if its name or an object of arguments is missing."""
+        """Record a call and return it, or text if it lacks a name or an object of arguments."""
         function, key = function_of(call), isinstance(call, Mapping) and call.get("id")
         key = str(key or f"call_{len(self.names)}")
         name, arguments = function.get("name"), function.get("arguments")

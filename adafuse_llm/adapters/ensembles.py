@@ -107,7 +107,7 @@ class Ensemble:
         return AdaFuseConfig() if engine is None else engine.config
 
     def context_window(self, names: Collection[str]) -> int | None:
-        """Return the smallest context window of the named members, in tokens. This loads nothing.
+        """Return the smallest context window, in tokens, of the members in `names`. Loads nothing.
 
         None if the members have no limit, or if only loading can show the limit.
         """
@@ -121,7 +121,7 @@ class Ensemble:
         return min(windows, default=0) or None
 
     def is_chat_model(self, names: Collection[str]) -> bool | None:
-        """Return whether at least one of the named members has a chat template. Loads nothing.
+        """Return whether at least one member in `names` has a chat template. Loads nothing.
 
         None if only loading can show it.
         """
@@ -156,7 +156,7 @@ class Ensemble:
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
-        """Release the members, also for ensembles that share them. An `existing` one stays open."""
+        """Release the members, also of ensembles that share them. An `existing` engine stays open."""
         if self.existing is None and (engine := _LOADED.pop(self._key, None)) is not None:
             engine.close()
 

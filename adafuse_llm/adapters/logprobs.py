@@ -27,8 +27,8 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
 def openai_logprobs(rounds: Iterable[Round]) -> dict[str, Any]:
     """Return the tokens of the member with the highest weight, as ``logprobs`` in OpenAI's API.
 
-    The joined tokens are the committed text, but in a reply to messages, they may begin with more
-    whitespace. If several tokens form one character, the last one has its bytes.
+    The joined tokens are the committed text; in a reply to messages, more whitespace may precede
+    it. If several tokens form one character, the last of them has the character's bytes.
     """
     rounds = list(rounds)
     member = next((name for done in rounds for name in done.logprobs), "")

@@ -52,10 +52,10 @@ class EnsembleFields(OptionFields):
     """Settings of the engine's scheduler and caches."""
     strategy: str = AUTO
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
-    differ only in it share their weights. Leave it out with `engine`, which has its own."""
+    differ only in the strategy share their weights. An `engine` has its own: set none with it."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = ALIASES
-    """By another name of a field, such as ``max_tokens``, the field's name."""
+    """Other names of fields, such as ``max_tokens``, each with the name of the field."""
 
     _shared: ClassVar[tuple[str, ...]]
     """Attributes that a deep copy shares with its original."""
@@ -166,7 +166,7 @@ class EnsembleFields(OptionFields):
             self.__dict__.pop("_ensemble", None)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy the model with other values of fields. New members load on first use."""
+        """Return a copy that has the fields in `update`. New members load on first use."""
         checked = self._checked(update or {}, extra=tuple(type(self).model_fields))
         copied = super().model_copy(deep=deep)
         for name, value in checked.items():

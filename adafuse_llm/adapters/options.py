@@ -21,7 +21,7 @@ ALIASES = {
 }
 
 NULLABLE = ("weights", "use", "calibration", "decisions")
-"""Options for which None is a value of its own, and not the absence of one."""
+"""Options that can be set to None. For all others, None means that the option is not set."""
 
 USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
 """Advice for users who pass the address of a server."""
@@ -54,7 +54,7 @@ TRANSPORT = (
 if TYPE_CHECKING:  # type checkers cannot read fields that are derived
 
     class OptionFields(BaseModel):
-        """A mixin with a field for each option of `AdaFuseConfig`. None is the engine's value."""
+        """A mixin with a field for each option of `AdaFuseConfig`. None leaves it to the engine."""
 
         def __getattr__(self, name: str) -> Any: ...
 

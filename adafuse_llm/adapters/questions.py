@@ -1,4 +1,4 @@
-"""Convert typed questions from LangChain's and the server's form, and answers to LangChain's."""
+"""Convert typed questions of LangChain and of the server, and convert answers for LangChain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.results import Answer
 
 PARTS = ("text", "input_text", "input_json")
-"""Types of parts that form a text. A list with anything else is data."""
+"""Types of the parts of a text. A list with any other item is data, not text."""
 
 
 def to_question(sent: Mapping[str, Any]) -> Question:
-    """Convert a question with a ``type``, ``instructions``, and options (`options_of`).
+    """Convert a question: its ``type``, its ``instructions``, and what `options_of` returns.
 
     Raises:
         InvalidInputError: the question cannot be used.
@@ -35,8 +35,8 @@ def to_question(sent: Mapping[str, Any]) -> Question:
 def options_of(sent: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Return the options of a question with their descriptions.
 
-    They are in ``criteria``, as a mapping or a list. In OpenAI's API, they are in a list named
-    ``choices`` or ``levels``, as mappings with ``value`` or ``label``, and ``description``.
+    They are in ``criteria``, a mapping or a list. In OpenAI's API, they are in ``choices`` or
+    ``levels``, a list of mappings that have ``value`` or ``label``, and ``description``.
     """
     given: Any = sent.get("criteria") or sent.get("choices") or sent.get("levels")
     if isinstance(given, dict):
@@ -66,7 +66,7 @@ def to_answer(question: Question, answer: Answer) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, the parts of a text joined, or other data as JSON."""
+    """Return text as it is, a list of its parts as one text, and other data as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     parts = value if isinstance(value, list) else []

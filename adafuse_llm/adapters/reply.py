@@ -33,7 +33,7 @@ CUT = ("length", "cancelled")
 """Finish reasons of replies that a limit or the user ended, and not the members."""
 
 MIN_MARKER = len("<tool")
-"""If a limit ends a reply inside an opening marker, so many characters of it count as a call."""
+"""If a limit cuts an opening marker off, so many characters of the marker count as a call."""
 
 HEAD = 32
 """A reply can be calls without markers only if its first `HEAD` characters have a call's key."""
@@ -145,7 +145,7 @@ class ReplyDelta:
 
 
 def cut_off(finish_reason: str | None, limit: str) -> str:
-    """Return what cut a reply off, with frameworks' names of options; "" if nothing did.
+    """Return what cut a reply off, by its name in frameworks; "" if nothing did.
 
     The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`.
     """
@@ -258,7 +258,7 @@ class ReplyReader:
         return parts + self._take(len(self._buffer))
 
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
-        """Return the position and text of the first marker in the buffer that takes effect.
+        """Return the position and the text of the buffer's first marker that takes effect.
 
         A string in a call's JSON may contain the closing marker, so a call ends at the first such
         marker after whole JSON. At the reply's end, a malformed call ends at its first such marker.
@@ -294,7 +294,7 @@ class ReplyReader:
     # Parts -------------------------------------------------------------------------------------
 
     def _released(self, part: _Read) -> list[_Read]:
-        """Return final parts. Hold text back while the reply may be calls without markers."""
+        """Return a part and the text held before it. Hold what may be calls without markers."""
         if isinstance(part, Reasoning):
             return [part]
         if isinstance(part, Text):
@@ -404,9 +404,9 @@ def _may_be_calls(text: str) -> bool:
 
 
 def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
-    """Read calls from a whole reply without markers.
+    """Read the calls in a whole reply that has no markers.
 
-    If this fails, return no calls and the reason, or "" if the reply does not look like a call.
+    If this fails, return no calls, and why; the reason is "" if the reply does not look like calls.
     """
     rest = _FENCE.sub("", text).strip()
     calls: list[ToolCall] = []
@@ -472,7 +472,7 @@ def _to_call(call: Any, text: str) -> ParsedCall:
 
 
 def _open_call(text: str) -> list[_OpenCall]:
-    """Return a list with an unfinished call, or an empty one before the arguments begin."""
+    """Read an unfinished call. Return it in a list, which is empty until the arguments begin."""
     whole = _NUMBER_AT_END.sub("", text)  # more digits could follow
     with suppress(ValueError):  # more than JSON, or a number that is too large
         call = from_json(whole, allow_partial="trailing-strings", allow_inf_nan=False)
@@ -484,7 +484,7 @@ def _open_call(text: str) -> list[_OpenCall]:
 
 
 def _closers(value: Any) -> str:
-    """Return the brackets and quotes that close an unfinished value's JSON."""
+    """Return the brackets and quotes that close the JSON of an unfinished value."""
     if not isinstance(value, (dict, list)):
         return '"' if isinstance(value, str) else ""
     last = [*(value.values() if isinstance(value, dict) else value)][-1:]

@@ -24,8 +24,8 @@ from adafuse_llm.interface import Engine
 from adafuse_llm.text.conversation import Tool, function_of
 
 Enforce = Literal["auto"] | bool
-"""``"auto"`` to enforce a form as far as possible, True to raise an error if a part of it cannot be
-enforced, False to only describe it to the members."""
+"""Whether to enforce a form. ``"auto"``: as far as possible. True: raise an error if a part of it
+cannot be enforced. False: only describe it to the members."""
 
 FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
 """Keywords of a framework's call that set the form of the reply, as in OpenAI's API."""
@@ -39,7 +39,7 @@ _ONLY_JSON = (
 
 @dataclass(frozen=True)
 class ReplyForm:
-    """The form of a reply.
+    """What a reply must look like: which tools it can call, and its schema if it calls none.
 
     Args:
         tools: the tools that the reply can call.
@@ -84,7 +84,7 @@ class ReplyForm:
     def check_constraints(
         self, given: Iterable[str], response_format: str = "response_format"
     ) -> None:
-        """Refuse constraints beside tools or a schema, because both would set a form.
+        """Refuse constraints next to tools or a schema, because both determine the reply's form.
 
         Raises:
             InvalidOptionError: `given`, the names of constraints, is not empty, and the form is not
@@ -102,8 +102,8 @@ class ReplyForm:
         """Return the form of the next reply in a conversation: tools, the schema, or both.
 
         Small members tend to invent the values of an object instead of calling a tool, and later to
-        repeat a call instead of writing the object. So the schema is left out before a tool's
-        result, and the tools after a repeated call.
+        repeat a call instead of writing the object. So the schema is left out until a tool
+        has returned a result, and the tools are left out after a repeated call.
         """
         if not self.calls_tools or self.choice != "auto" or self.schema is None:
             return self
@@ -121,7 +121,7 @@ class ReplyForm:
         return replace(self, choice="none") if len({*calls}) < len(calls) else self
 
     def reader(self, options: Mapping[str, Any], *, as_text: bool = True) -> ReplyReader:
-        """Return a reader of a reply. `options` are those that `enforced` returned."""
+        """Return a reader for one reply in this form. `options`: what `enforced` returned."""
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,
@@ -174,8 +174,8 @@ def enforced(
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the JSON schema in a ``response_format``; None for free text.
 
-    A ``schema`` beside the type is read as well, because llama.cpp and OpenAI's Responses API have
-    it there.
+    A ``schema`` next to the ``type`` is read as well, because llama.cpp and OpenAI's Responses API
+    have it there.
 
     Raises:
         InvalidInputError: `response_format` has another form.

@@ -25,7 +25,7 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects can have only the properties that it lists.
 
     Few authors want other properties, but few forbid them. ``additionalProperties`` becomes false
-    in every object schema that has ``properties`` and no keyword about other ones. Every value that
+    in every object schema that has ``properties`` and no keyword about others. Every value that
     fits the result also fits `schema`. A schema that combines the properties of several schemas, as
     with ``allOf``, stays as it is, because closing its parts could exclude every value.
     """
@@ -60,7 +60,7 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 def closed_schema(
     schema: Mapping[str, Any], problems: list[str] | None = None
 ) -> tuple[dict[str, Any], str]:
-    """Return the part of a schema that can be enforced, with closed objects, and its Lark rule.
+    """Return the enforceable part of a schema, with closed objects, and the Lark rule of this part.
 
     `problems` receives a reason for each part that is left out. Without this list, such a part
     raises a `GrammarError`.
@@ -113,7 +113,7 @@ def _path_of_bad_property(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _leave_out(schema: Any, path: tuple[str, ...]) -> bool:
-    """Remove the keyword at a path, or a property's rules. Return whether this removed anything."""
+    """Remove the keyword, or the rules of the property, at a path. Return whether there was one."""
     *parents, last = path or ("",)
     is_map = False  # whether the keys of `schema` are names, such as those of properties
     for key in parents:

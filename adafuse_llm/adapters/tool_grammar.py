@@ -28,7 +28,7 @@ _CALL_END = CALL_CLOSES.replace("/", r"\/")
 
 # The lexer matches the longest terminal. Text up to a marker is therefore a terminal of its own,
 # and no other terminal that is possible at the same position can contain the marker. Replies do not
-# begin with whitespace; before them, each member can write or omit a space.
+# begin with whitespace; before a reply, a member can write a space or none.
 _TEXT_AND_CALLS = rf"""
 start: CLOSED_THOUGHT_0 more
      | OPEN_THOUGHT_0
@@ -57,11 +57,11 @@ def tool_grammar(
     reply: Mapping[str, Any] | None = None,
     problems: list[str] | None = None,
 ) -> str:
-    """Return a Lark grammar, in the dialect of llguidance, of replies that may call tools.
+    """Return a Lark grammar (in llguidance's dialect) of replies that may call tools.
 
     Args:
         tools: at least one tool, each with a different name.
-        choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
+        choice: ``"auto"`` for reasoning and text, then possibly calls; ``"required"`` for one or
             more calls and nothing else; the name of a tool for exactly one call of that tool.
         parallel: whether a reply can have several calls.
         reply: a JSON schema. With it, ``"auto"`` allows replies that fit the schema instead of

@@ -49,7 +49,7 @@ CLOSED = "this engine is closed; create a new one"
 
 T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
-"""Sends a request and delivers its events. The first argument is its first response's number."""
+"""Sends a request and delivers its events. The int is the number of its first response."""
 
 
 class RemoteEngine(Engine):
@@ -216,7 +216,7 @@ class RemoteEngine(Engine):
 
     @override
     def close(self, timeout: float | None = None) -> None:
-        """End running requests and close the connections. The server and its members stay."""
+        """End running requests and close the connections. The server keeps running."""
         with self._lock:
             self.closed, thread = True, self._thread
         if thread is not None:
@@ -234,7 +234,7 @@ class RemoteEngine(Engine):
             return self._answer(answer.status_code, answer.content)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the engine's event loop, in a thread that the first one starts."""
+        """Run a coroutine on the engine's event loop, in a thread that the first call starts."""
         with self._lock:
             if self.closed:
                 work.close()
@@ -251,7 +251,7 @@ class RemoteEngine(Engine):
     async def _respond(
         self, sent: httpx.Request, cancel: Any, size: int, first: int, deliver: Deliver
     ) -> None:
-        """Deliver the events of `size` responses to a request, or its scores if `size` is 0."""
+        """Deliver the responses to a request, numbered from `first`, or its scores if `size` is 0."""
         readers = [ResponseReader() for _ in range(size)]
         reading = asyncio.ensure_future(self._read(sent, readers, first, deliver))
         try:
@@ -291,7 +291,7 @@ class RemoteEngine(Engine):
                 raise self._error("ended the stream before the response was complete")
 
     def _ended(self, deliver: Deliver, place: tuple[Request, int, int], work: Future[None]) -> None:
-        """Deliver the error that ended a request, if there is one. A cancelled request has none."""
+        """Deliver an error if the request failed, or if the engine was closed."""
         if self.closed:
             deliver(0, errors.EngineClosedError(CLOSED))
         elif not work.cancelled() and (error := work.exception()) is not None:

@@ -17,14 +17,14 @@ EXTENSION = "adafuse"
 """Name of the field for all that OpenAI's API lacks, in requests and in responses."""
 
 ENDING = {"finish_reason", "cut_by", "seed", "strategy", "logprob", "confidence"}
-"""Fields of a finished response that every client gets."""
+"""Fields that every client gets with a finished response."""
 
 KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
 """Classes of errors by name. A client raises an error of the class that the server names."""
 
 
 def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
-    """Return a whole response as JSON: only `ENDING`, or with `rounds` all but `alternatives`."""
+    """Return a response as JSON: with `rounds`, all but `alternatives`; otherwise only `ENDING`."""
     if rounds:
         return generation.model_dump(mode="json", exclude={"alternatives"})
     return generation.model_dump(mode="json", include=ENDING)
@@ -35,9 +35,9 @@ def chunk(
 ) -> dict[str, Any]:
     """Return the JSON of a chunk of a stream.
 
-    With `rounds`, a chunk has the round `played`, and how to display this round; the last chunk of
-    an `event` also has the text that the members wrote, with all markers. Without `rounds`, too,
-    the last chunk of a response has `ENDING` and the warnings.
+    With `rounds`, a chunk has the round `played` and how to display it. Only the last chunk of an
+    event has an `event`: it also has the text that the members wrote, with all markers.
+    With or without `rounds`, the last chunk of a response has `ENDING` and the warnings.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:
@@ -59,7 +59,7 @@ def chunk(
 
 
 class ResponseReader:
-    """Reads one response from its chunks. It `is_whole` once it has a finish reason."""
+    """Reads one response from its chunks. `is_whole`: whether the finish reason has come."""
 
     def __init__(self) -> None:
         self.is_whole = False
@@ -94,7 +94,7 @@ class ResponseReader:
 
 
 def error_fields(error: AdaFuseError) -> dict[str, str]:
-    """Return the JSON of an error: the name of its class, and the name of a failed member."""
+    """Return the JSON of an error: the name of its class and, if a member failed, its name."""
     kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
     return {"error": kind, **({"member": error.member} if isinstance(error, MemberError) else {})}
 

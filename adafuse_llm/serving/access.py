@@ -35,7 +35,7 @@ PROBES: Final = frozenset({"/health", "/ready"})
 Requests to them, and successful ones to ``/metrics``, are in the log only at level DEBUG."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""The request ids that clients may choose."""
+"""Pattern of the request ids that clients may choose."""
 
 OUTCOMES: Final = {429: "busy", 499: "cancelled", 504: "timeout"}
 """Outcomes of requests by status. Those of other statuses are ``ok``, ``refused`` or ``failed``."""
@@ -100,7 +100,7 @@ def middlewares(
 
 
 class AccessLog:
-    """Gives every request an id, logs its end, and answers it after an unexpected error.
+    """Gives every request an id, logs how it ends, and answers it after an unexpected error.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
     Paths may have additional slashes, and may begin with `prefix`, the path at which a proxy or
@@ -225,7 +225,7 @@ def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | N
 async def read_body(request: Request, config: ServingConfig) -> bytes:
     """Return the body of a request, or raise an `ApiError` if it is too large.
 
-    A large body is also read to its end, because many clients read the answer only then.
+    Even a body that is too large is read to its end: many clients read the answer only then.
     """
     body, size, limit = bytearray(), 0, config.max_body_bytes
     async for part in request.stream():

@@ -169,7 +169,7 @@ def _open(
         options = _with_variables(engine, options, asked, codecs)
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
-    # check the server's limits; by default, replies to chats are long, unless a RemoteEngine asks
+    # check the server's limits; replies to chats are long by default, except for a RemoteEngine
     form, conversation = asked.form, asked.conversation
     is_long = conversation is not None and not extension.as_engine
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
@@ -247,7 +247,7 @@ async def _whole(service: Service, opened: Opened) -> Response:
 async def _parts(
     service: Service, asked: bodies.ServedRequest, opened: Opened
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a stream. Raise an error before the first part, and send a later one."""
+    """Yield the parts of a stream. Errors before the first part are raised; later ones are sent."""
     writer: Writer | None = None
     done: dict[int, Generation] = {}
     try:

@@ -26,7 +26,7 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields that set the option ``max_new_tokens``."""
 
 ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
-"""By field of OpenAI's API, the option that it sets under another name."""
+"""Fields of OpenAI's API that have another name here, each with the option that it sets."""
 
 QUIET = frozenset(
     ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
@@ -59,8 +59,8 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("tools", "tool_choice"), "send messages to /v1/chat/completions"),
     "suffix": "the members continue a text at its end only",
 }
-"""Unsupported fields that determine the form or the subject of an answer, and what to do instead.
-The server ignores values such as false or an empty list."""
+"""Unsupported fields that determine the form or the subject of an answer, with reasons or advice. The
+server ignores such a field if its value is, for example, false or an empty list."""
 
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
@@ -72,10 +72,10 @@ OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - 
 """Fields of a body, outside of ``adafuse``, that set an option of the engine."""
 
 SIMILARITY = 0.8
-"""Minimum similarity of a suggested field. Less would suggest ``stream`` for ``store``."""
+"""Minimum similarity for suggesting a field. Less would suggest ``stream`` for ``store``."""
 
 MAX_WARNINGS = 32
-"""Maximum number of ignored fields that warnings name."""
+"""Once a request has so many warnings, they name no further ignored field."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ def refused(name: str, reason: str, value: object = None) -> ApiError:
 
 
 def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
-    """Return a body as `kind`. Ignore or refuse fields that are neither its own nor `OPTIONS`."""
+    """Validate a body as `kind`. Ignore or refuse fields that neither `kind` nor `OPTIONS` has."""
     known = OPTIONS | kind.model_fields.keys()
     sent = {name: value for name, value in body.items() if value is not None}
     for name, value in sent.items():
@@ -143,7 +143,7 @@ class Nested(BaseModel):
 
 
 class Message(Nested):
-    """A message, with the fields of `Turn`. Clients send many others, which no member reads."""
+    """A message, with the fields of `Turn`. Clients send many other fields, which are ignored."""
 
     role: str
     content: Any = None
@@ -181,7 +181,7 @@ class Extension(BaseModel):
 class Body(BaseModel):
     """The body of a request, which can also have all `OPTIONS`.
 
-    Errors name the fields of the prompt, the reply's form and its length by the constants.
+    `PROMPT`, `FORM` and `LENGTH` name the fields of the prompt, the form and the length in errors.
     """
 
     PROMPT: ClassVar[str] = "messages"
@@ -276,7 +276,7 @@ class ServedRequest:
 
 
 def read_options(body: Body, ignored: Ignored) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options in a body, and the names of their fields by option."""
+    """Return the options in a body and, by option, the name of the field that sets it."""
     options: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in (body.adafuse.model_extra or {}).items():
@@ -439,7 +439,7 @@ def readable(content: Any, *, is_result: bool = False) -> Any:
         elif kind == "input_json":
             parts.append(to_json(part.get("data")))
         elif kind not in THOUGHTS:
-            # a note replaces what is no text
+            # members will read a note in place of a part that is not text
             parts.append(part if isinstance(part, (str, Mapping)) else {"type": "data"})
     return parts
 

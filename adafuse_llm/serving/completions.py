@@ -73,7 +73,7 @@ class CompletionWriter:
         return sent_event(error.body)
 
     def response(self, results: Sequence[Any]) -> dict[str, Any]:
-        """Return the body of an answer that is no stream, from generations or from scores."""
+        """Return the body of an answer that is not streamed, from generations or from scores."""
         total, warnings, written = total_usage(results, self._prompts), [*self._warnings], []
         if self._body.adafuse.texts is not None:
             scores = {"scores": [each.model_dump(mode="json") for each in results]}
@@ -107,7 +107,7 @@ class ChatChoice:
 
     Attributes:
         nothing: the content of a chunk without text.
-        opening: the contents of chunks before the first text, which the writer removes.
+        opening: contents of the chunks to send before the first text; the writer empties it.
         calls: how many whole calls the reply has so far.
         is_broken: whether the client has received pieces of an invalid call.
         warnings: what is wrong with the reply.
@@ -127,7 +127,7 @@ class ChatChoice:
     def part(
         self, text: str, prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return the content of the chunk with the next text; see `ReplyReader.add`."""
+        """Return the content of the chunk with the next text. Arguments: see `ReplyReader.add`."""
         delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []
@@ -172,7 +172,7 @@ class ChatChoice:
 
 @dataclass
 class TextChoice:
-    """One completion of a prompt, with the methods and attributes that the writer needs."""
+    """One completion of a prompt, with the methods of `ChatChoice` that the writer calls."""
 
     nothing: ClassVar[Mapping[str, Any]] = {"text": ""}
 

@@ -55,7 +55,7 @@ ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
 
 _OPTION = re.compile(r"(?:unknown )?option '(\w+)'")
 _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
-"""An absolute path, or the end of a relative one. Messages to clients leave it out."""
+"""An absolute path, or the end of a relative one. Errors for clients hide it."""
 
 
 class ApiError(Exception):

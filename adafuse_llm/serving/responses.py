@@ -126,7 +126,7 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
 
 
 def _known(item: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return an item, with calls and results of custom and other tools as those of a function."""
+    """Return an item. Calls and results of custom and other tools become those of functions."""
     kind = item.get("type") or "message"
     if kind == "item_reference":
         raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
@@ -161,7 +161,7 @@ def response_usage(counts: Usage) -> dict[str, Any]:
 
 
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""By the type of an item, how the names of events about its text begin."""
+"""How the names of the events about an item's text begin, by the type of the item."""
 
 
 class ResponseWriter:
@@ -238,7 +238,7 @@ class ResponseWriter:
         )
 
     def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return the body of an answer that is no stream."""
+        """Return the body of an answer that is not streamed."""
         (generation,) = generations
         if self._has_logprobs:
             self._tokens = openai_logprobs(generation.rounds)["content"]

@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Return the URL of a server, with the actual port."""
+    """Return the URL of a server, with the port of its socket."""
     port = listener.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -100,7 +100,7 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """A server that a signal or a failure stops, after its running requests have ended.
+    """A server that stops on a signal or a failure, after its running requests have ended.
 
     The thread `loader` starts as soon as the server accepts connections.
     """

@@ -26,10 +26,10 @@ from adafuse_llm.strategies.registry import AUTO, NAMED
 logger = logging.getLogger(__name__)
 
 SINGLE = "single"
-"""Name of the strategy for a member alone."""
+"""Name of the strategy with which a member decodes alone."""
 
 THREADS = 16
-"""Maximum number of requests with a grammar that the server checks at once, and of others."""
+"""The server checks at most so many requests with a grammar at once, and as many without one."""
 
 TOKEN_CHARACTERS = 16
 """Maximum characters of a prompt for each token of the context window. The server refuses a longer
@@ -135,7 +135,7 @@ class Service:
         """Check a request. Return its options, with the server's limit of tokens if they set none.
 
         The longest of the request's `inputs` prompts has `characters` characters. `is_long`:
-        whether replies are long by default, as in a chat, because a cut one helps nobody.
+        whether replies are long by default, as in a chat, because a cut-off reply helps nobody.
         """
         config, limits = engine.config.override(options), self.config
         window = smallest_window(engine.member_info, config.use or engine.members)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
 CUT_KEY = "adafuse_cut"
-"""Key of what cut a message off, such as a limit, in the metadata of the message."""
+"""Key in the metadata of a message: what cut the message off, such as a limit."""
 
 ROUNDS_KEY = "adafuse_rounds"
-"""Key of the records of rounds in messages and generations."""
+"""Key in messages and generations: the records of the rounds."""
 
 RoundDetail = Literal["none", "summary", "full"]
 
@@ -54,7 +54,7 @@ STANDARD: Mapping[type[AdaFuseError], type[exceptions.ModelError]] = {
 
 @contextmanager
 def langchains_error() -> Iterator[None]:
-    """Let an error in the block be an instance of LangChain's class for it, too (`STANDARD`)."""
+    """Make an error in the block also an instance of LangChain's class for it (`STANDARD`)."""
     try:
         yield
     except AdaFuseError as error:
@@ -83,7 +83,7 @@ def _restored(own: type[AdaFuseError], *arguments: Any) -> AdaFuseError:
 
 
 class Told(BaseModel):
-    """A field of chunks, for callbacks: the records of the rounds that wrote the chunk."""
+    """A mixin for chunks. Callbacks read `rounds`: records of the rounds that wrote the chunk."""
 
     rounds: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -125,7 +125,7 @@ class ResponseChunks(ABC):
         """Return the finished response as LangChain's generation."""
 
     def records(self, event: StreamEvent) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return a list with the record of an event's round, and what messages keep of it."""
+        """Record an event's round. Return the record in a list, and what a message keeps of it."""
         call = self.call
         if event.round is None or call.model.round_detail == "none":
             return [], {}
@@ -168,10 +168,10 @@ class ResponseChunks(ABC):
 
 @dataclass
 class ModelCall:
-    """One call of a model. `model` is a copy that has the options of the call.
+    """One call of a model. `model` is the copy that has the call's options.
 
     Attributes:
-        not_enforced: why a part of `form` is not enforced although it should be, or "".
+        not_enforced: why a part of `form` is not enforced although it should be, otherwise "".
     """
 
     model: EnsembleModel
@@ -240,7 +240,7 @@ class ModelCall:
         ]
 
     def _with_effort(self, engine: Engine, options: dict[str, Any], effort: str) -> dict[str, Any]:
-        """Add an effort to the variables of chat templates. The user's variables override it."""
+        """Add `effort` to the variables of chat templates. The user's own variables override it."""
         read, problem = {EFFORT: effort}, ""
         if isinstance(engine, AdaFuseEngine):  # a server has templates that are not known here
             active = [each for each in engine.backends if each.name in self.model._names]

@@ -115,7 +115,7 @@ class EnsembleRunnable(EnsembleFields, Serializable):
 
     @langchains_error()
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
-        """Return a copy of the model with the overrides of a call, or the model without any."""
+        """Return a copy with the overrides of a call, or the model itself if there are none."""
         keywords = {name: value for name, value in overrides.items() if value is not None}
         if stop is not None:
             keywords["stop"] = stop

@@ -21,8 +21,8 @@ class RoundCallbackHandler(BaseCallbackHandler):
     Attributes:
         rounds: one record (``adafuse_llm.summary.record``) per round, in order of arrival, with the
             ``run_id`` of the model's run. Records of a text model have the number of the ``prompt``
-            in its batch. With `n` above 1, records have the number of the ``response``. There are
-            no records of models with ``round_detail="none"``.
+            in the batch. With `n` above 1, records also have the number of the ``response``. There
+            are no records of models with ``round_detail="none"``.
     """
 
     def __init__(self) -> None:

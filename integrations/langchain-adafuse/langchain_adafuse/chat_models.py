@@ -75,7 +75,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     do not. Every call can override this field."""
 
     tool_choice: str | bool | dict[str, Any] | None = None
-    """The `tool_choice` of `bind_tools` and of calls that have tools but no choice."""
+    """The default `tool_choice` of `bind_tools`, and of calls that have tools."""
     parallel_tool_calls: bool | None = None
     """Whether a reply with tools can have several calls, unless `bind_tools` or the call chooses.
     Use False with small members, which repeat calls."""
@@ -217,7 +217,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         return ChatResult(generations=generations)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
-        """Never stream several responses to handlers. Only `stream` passes ``stream=True``."""
+        """Also disable streaming of several responses, unless the method `stream` asks for it."""
         is_plural = not kwargs.get("stream") and kwargs.get("n", self._config.n) not in (None, 1)
         return is_plural or super()._streaming_disabled(**kwargs)
 

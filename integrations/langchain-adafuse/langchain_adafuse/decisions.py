@@ -23,7 +23,7 @@ from langchain_adafuse._model import EnsembleRunnable
 
 
 class AdaFuseResponse(lc.ClassifierResponse):
-    """LangChain's response, with the answers in adafuse-llm's own form."""
+    """LangChain's response, with the answers in adafuse-llm's form, too."""
 
     decision: Decision
     """The answers with the probabilities of each member, and with warnings."""
@@ -47,7 +47,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
     orders: int | None = Field(default=None, ge=1)
     """Maximum number of orders in which members read the options of a question. Default: all cyclic
-    orders of up to four options; of more options, one order and its reverse."""
+    orders if there are up to four options; otherwise one order and its reverse."""
 
     _per_call = (*EnsembleRunnable._per_call, "orders")
 
@@ -100,7 +100,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
 
 def _to_plain(value: Any) -> Any:
-    """Return data with its messages as text. Media are an error."""
+    """Return data with its messages as text. Media raise an error."""
     if isinstance(value, BaseMessage):
         value = [value]
     if isinstance(value, Mapping):

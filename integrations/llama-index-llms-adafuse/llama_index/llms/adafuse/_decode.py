@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 Convert = Callable[[StreamEvent, AdaFuseRaw, list[list[LogProb]] | None], R]
 """A function that turns an event, which may have the whole response, into LlamaIndex's response.
-Each list has the log-probability of a committed token, then those of the likeliest others."""
+There is a list per committed token: its log-probability, then those of the likeliest others."""
 
 Prepared = tuple[Engine, Request, Convert[R]]
 
@@ -92,7 +92,7 @@ class Decode(Generic[R]):
                 yield event
 
     def _take(self, number: int, event: StreamEvent) -> None:
-        """Keep the response if the event completes it. Report a round of the first response."""
+        """Keep the response that an event completes. Report the rounds of the first response."""
         if event.generation is not None:
             self._done[number] = event.generation
         if self._round_events and number == 0 and event.round is not None:

@@ -74,9 +74,9 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         request_timeout: time limit of a call in seconds, excluding loading. The keyword ``timeout``
             of a call overrides it.
         round_events: whether each round is an event of LlamaIndex's instrumentation.
-        enforce: whether the members can write nothing but well-formed tool calls and objects.
-            ``"auto"``: where it is possible, and otherwise a warning gives the reason. True: an
-            error instead of that warning. False: only the prompt requests the form.
+        enforce: whether tools and response formats constrain decoding. ``"auto"``: as far as
+            possible, and a warning names what is not enforced. True: if something cannot be
+            enforced, an error names it. False: only the prompt requests the form.
         complete_as_chat: whether completions send the prompt as a user message. Default: true if an
             active member has a chat template and `completion_to_prompt` is not set.
         **kwargs: options of `AdaFuseConfig`, which each call can override, the fields of
@@ -377,7 +377,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         if warning:
             self._warn_once(warning)
 
-        # determine what they read: messages for their templates, or the prompt of a user's function
+        # determine what they read: messages for templates, or what `messages_to_prompt` returns
         if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
         conversation = to_conversation(
@@ -410,7 +410,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         return bool(self._known(lambda ensemble: ensemble.is_chat_model(names)))
 
     def _known(self, read: Callable[[Ensemble], T | None]) -> T | None:
-        """Read a property of the ensemble. Load the members if their files do not have it."""
+        """Read a property of the ensemble. Load the members if their files do not show it."""
         value = read(self._ensemble)
         if value is None and not self._ensemble.is_loaded:
             self._ensemble.engine()

@@ -67,15 +67,15 @@ class AdaFuseSelector(BaseSelector):
 class AdaFuseRelevance(BaseNodePostprocessor):
     """A filter for query engines. It keeps the passages that probably hold the answer.
 
-    Members read each passage, and then the question. The score of a passage becomes its
-    probability, and the likeliest comes first. Passages without text are dropped.
+    Members read each passage, and then the question. The new score of a passage is its
+    probability. The likeliest passage comes first. Passages without text are dropped.
     """
 
     llm: AdaFuseLLM
     """The LLM whose members read the passages. Its options apply as for `AdaFuseSelector`."""
 
     threshold: float = 0.5
-    """Lowest probability of the passages that are kept. Small members rank passages better than
+    """Lowest probability at which a passage is kept. Small members rank passages better than
     they say yes or no, so choose the threshold with labeled examples."""
 
     top_n: int | None = Field(default=None, ge=1)
