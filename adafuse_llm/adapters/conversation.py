@@ -109,7 +109,7 @@ class _Calls:
     unread: set[str] = field(default_factory=set)
 
     def texts(self, part: Any, role: str) -> list[Any]:
-        """Return a list with the part. A part without text becomes a note or, in a reply, nothing."""
+        """Return the part in a list. A part without text becomes a note, or in a reply nothing."""
         if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
             return [part]
         kind = str(part.get("type"))[:100]

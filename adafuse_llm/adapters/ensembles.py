@@ -156,7 +156,7 @@ class Ensemble:
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
-        """Release the members, also of ensembles that share them. An `existing` engine stays open."""
+        """Release the members for all ensembles that share them. An existing engine stays open."""
         if self.existing is None and (engine := _LOADED.pop(self._key, None)) is not None:
             engine.close()
 

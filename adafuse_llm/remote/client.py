@@ -251,7 +251,7 @@ class RemoteEngine(Engine):
     async def _respond(
         self, sent: httpx.Request, cancel: Any, size: int, first: int, deliver: Deliver
     ) -> None:
-        """Deliver the responses to a request, numbered from `first`, or its scores if `size` is 0."""
+        """Deliver responses to a request, numbered from `first`, or its scores if `size` is 0."""
         readers = [ResponseReader() for _ in range(size)]
         reading = asyncio.ensure_future(self._read(sent, readers, first, deliver))
         try:

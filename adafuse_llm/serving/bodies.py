@@ -59,8 +59,8 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("tools", "tool_choice"), "send messages to /v1/chat/completions"),
     "suffix": "the members continue a text at its end only",
 }
-"""Unsupported fields that determine the form or the subject of an answer, with reasons or advice. The
-server ignores such a field if its value is, for example, false or an empty list."""
+"""Unsupported fields that determine the form or the subject of an answer, with reasons or advice.
+The server ignores such a field if its value is, for example, false or an empty list."""
 
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")

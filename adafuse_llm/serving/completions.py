@@ -23,7 +23,7 @@ FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 
 
 class CompletionWriter:
-    """Writes `n` responses to each prompt of a request: chat completions or completions.
+    """Writes `n` responses to each prompt of a request, as chat or as text completions.
 
     If `has_logprobs`, the responses have log-probabilities of tokens.
     """

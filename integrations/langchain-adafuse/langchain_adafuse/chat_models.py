@@ -61,8 +61,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     The first call, or `warmup`, loads the members. Each of them reads the messages in the format of
     its own chat template. The system message describes schemas and, for templates without tools,
-    the tools. A stream has a chunk per committed span, and at its end one with the metadata.
-    Reasoning is in the ``additional_kwargs``, as ``reasoning_content``.
+    the tools. A stream has one chunk per committed span, and a last one with the metadata.
+    Reasoning is in the ``additional_kwargs`` of a message, as ``reasoning_content``.
     """
 
     def __init__(self, **fields: Any) -> None:  # else type checkers derive one without options
