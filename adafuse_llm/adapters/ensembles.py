@@ -182,7 +182,7 @@ class Ensemble:
 
 
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read a configuration file into the fields of a framework's model.
+    """Read a configuration file. Return its content as fields of a framework's model.
 
     If the file has `models` or `use`, the field ``"members"`` lists the active members.
 
