@@ -74,13 +74,13 @@ class DecisionCalibration(BaseModel):
     The score of an option is the weighted mean of the members' log-probabilities, divided by the
     temperature, plus the option's intercept. The probabilities are the softmax of the scores.
     ``adafuse tune --decide`` fits the calibration. It is valid for the same members, the default
-    orders, and similar questions.
+    orders of the options, and similar questions.
 
     Attributes:
         weights: weight by member, 0 for members that do not help.
         temperature: above 1, it makes the probabilities more equal; below 1, less equal.
         intercepts: intercept by option, such as ``yes``. Absent options have 0.
-        threshold: lowest confidence of a sure answer (`Answer.is_sure`). None: nothing is marked.
+        threshold: lowest confidence of a sure answer. None: `Answer.is_sure` is None, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -47,7 +47,7 @@ ADJUSTMENTS = (
 """Options that change every member's distributions before anything reads them."""
 
 MAX_BIASED = 1024
-"""Maximum number of texts in ``logit_bias``, because every member encodes all of them."""
+"""Maximum number of texts in ``logit_bias``. Every member has to encode all of them."""
 
 SEED_BITS = 63
 """Number of bits of a random seed."""
@@ -56,7 +56,7 @@ NO_LIMIT = -1
 """The value of `max_new_tokens` for as many tokens as the context windows leave."""
 
 FREE_TOKENS, FORM_TOKENS = 256, 2048
-"""Defaults of `max_new_tokens`: for free text, and for a response that a cut makes useless."""
+"""Defaults of `max_new_tokens`: for free text, and for text that a cut makes useless, as JSON."""
 
 DEFAULT_BRANCHES = 3
 """Default of B where several members decode (§4.1)."""
@@ -70,7 +70,7 @@ INSTEAD = {
     "strategy": " Pass the strategy when you create the model or the engine, or use "
     "engine.with_strategy('single'). For one member alone, pass use=['name'].",
 }
-"""Advice for names that callers take for options, by name."""
+"""By name: advice for a name that is no option, but that callers use as one."""
 
 
 def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
@@ -84,7 +84,7 @@ def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: flo
 
 
 def explain(error: ValidationError, names: Sequence[str]) -> str:
-    """Describe an error's first problem in one line: option, allowed values, value that it got."""
+    """Describe an error's first problem in one line: option, allowed values, actual value."""
     problems = error.errors(include_url=False, include_context=False)
     name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
     if problems[0]["type"] == "extra_forbidden":
@@ -284,9 +284,9 @@ class AdaFuseConfig(Options):
     """Minimum number of tokens of the response, in every member's tokens. Default: as for
     `repetition_penalty`."""
     logit_bias: dict[Text, Bias] | None = Field(default=None, max_length=MAX_BIASED)
-    """Number from -100 to 100 to add to a text's logit, by text, such as `{' Paris': 5}`. Of a text
-    with several tokens, this changes the last one where the others precede it. Every member encodes
-    a text as if it continued another. At most 1,024 texts."""
+    """Number from -100 to 100 to add to the logit of a text, such as `{' Paris': 5}`. If a text has
+    several tokens, only the last one's logit changes, and only where the others precede it. Every
+    member encodes a text as if it continued another. At most 1,024 texts."""
     logprobs: bool = False
     """Whether each round lists its committed tokens with their log-probabilities, by member."""
     top_logprobs: int = Field(default=0, ge=0, le=20)
@@ -368,6 +368,8 @@ class AdaFuseConfig(Options):
     def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return a validated copy in which `options` replace the current values (None: default).
 
+        A new value of one of the `CONSTRAINTS` also removes the others.
+
         Raises:
             InvalidOptionError: an option is unknown or out of range.
         """
@@ -396,7 +398,7 @@ class AdaFuseConfig(Options):
 
     @property
     def counted_logprobs(self) -> int | None:
-        """Number of likeliest tokens that rounds list; None if rounds list no log-probabilities."""
+        """`top_logprobs`, or None if rounds list no log-probabilities at all."""
         return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
     def seeds(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Typed questions about a state, which an ensemble answers with probabilities.
 
-Members read the state once, and then every question, with its options behind letters. An option is
-as likely as its letter after ``Answer:``, with or without a space before it::
+Members read the state once, and then every question, which lists its options with letters. An
+option is as likely as its letter after ``Answer:``, with or without a space before the letter::
 
     Stripe fails whenever I connect my account.
 
@@ -12,7 +12,7 @@ as likely as its letter after ``Answer:``, with or without a space before it::
     Answer with the letter only.
 
 Members favor some letters and positions, whichever option is there. So they read the options in
-several orders, and the mean of the log-probabilities counts. The options of a `Choice` are sorted
+several orders, and their log-probabilities are averaged. The options of a `Choice` are sorted
 first, so the order in which the caller lists them changes no answer.
 """
 
@@ -60,7 +60,7 @@ class DecideOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Question:
-    """A question with 2 to 255 different options, as a list or as a mapping to descriptions."""
+    """A question with 2 to 255 different options: a list, or a mapping to descriptions."""
 
     question: str
     options: Mapping[str, str] | Sequence[str]
@@ -110,8 +110,8 @@ class Score(Question):
 def ask(
     engine: Engine, states: Sequence[Any], questions: Mapping[str, Question], given: DecideOptions
 ) -> tuple[list[Request], Callable[[Sequence[Scores]], list[Decision]]]:
-    """Check the input of `Engine.decide_batch`. Return one request for every state, question and
-    order, which scores the labels, and the function that turns all scores into decisions.
+    """Check the input of `Engine.decide_batch`. Return requests that score the labels, one for
+    every state, question and order, and the function that turns all scores into decisions.
     """
     asked = [*questions.values()] if isinstance(questions, Mapping) else []
     if not 1 <= len(asked) <= MAX_QUESTIONS or not all(isinstance(q, Question) for q in asked):
@@ -166,7 +166,7 @@ def ask(
 def _rule(
     engine: Engine, config: AdaFuseConfig, fit: DecisionCalibration | None
 ) -> tuple[str, DecisionCalibration]:
-    """Return the name of the rule and the members' weights. Those of `LARGEST` are their sizes."""
+    """Return the rule's name and its weights: with `LARGEST`, the members' parameter counts."""
     weights = config.member_weights(engine.members)
     if fit is not None:
         fit.check(weights)
@@ -181,7 +181,7 @@ def state_text(state: Any, what: str) -> str:
     """Return a state as members read it: text as it is, messages in the plain format, or JSON.
 
     Raises:
-        InvalidInputError: the state cannot be used. The message calls it `what`.
+        InvalidInputError: the state cannot be used. In the message, it is called `what`.
     """
     text, parts = state, state if isinstance(state, (Mapping, list, tuple)) else ()
     has_messages = any(isinstance(part, Mapping) and "role" in part for part in parts)
@@ -198,7 +198,7 @@ def state_text(state: Any, what: str) -> str:
 
 
 def json_text(data: Any, what: str) -> str:
-    """Return data as the JSON that members read. Errors, such as for images, call it `what`."""
+    """Return data as JSON for members. `what` names the data in errors, such as for an image."""
     text = to_json(plain_json(data, what))
     if any(f'"type": "{kind}"' in text for kind in IMAGES):
         raise InvalidInputError(f"{what} has an image; only text is allowed. Describe it.")

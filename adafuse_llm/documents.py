@@ -48,13 +48,13 @@ class Passage:
 def read_documents(
     paths: Iterable[str | os.PathLike[str]], *, max_chars: int = 900
 ) -> list[Passage]:
-    """Read text and Markdown files, and folders of such files, as passages.
+    """Read text and Markdown files (.txt, .md, .markdown), and folders of them, as passages.
 
     A file with at most ``max_chars`` characters becomes one passage. LangChain's
     ``RecursiveCharacterTextSplitter`` splits a longer file before headings, or else between
     paragraphs, lines or words. Passages have the order of the paths, and files in a folder are
-    sorted by name. In a folder, hidden files and files with other suffixes are skipped. PDF and
-    unreadable files are skipped with a warning.
+    sorted by name. In a folder, hidden files and files with other suffixes are skipped; so are PDF
+    and unreadable files, with a warning.
 
     Args:
         paths: the files and folders.

@@ -6,12 +6,12 @@ class decides what frameworks do with it:
 - `LookupError`: the request fails now and later. LlamaIndex and LangGraph raise it.
 - `ValueError`: a reply does not have the requested form. LlamaIndex's extractors and synthesizers
   log it, and go on without this reply. LangGraph raises it.
-- none, or `ConnectionError`: a member, a server or the queue failed, perhaps only now. LlamaIndex
-  raises it, and LangGraph tries again.
-- `OSError`, `TimeoutError`: a model cannot be loaded, or time ran out. Both raise it.
+- none, `ConnectionError`, `MemoryError` or `queue.Full`: a member, a server or the queue failed,
+  perhaps only now. LlamaIndex raises it, and LangGraph tries again.
+- `OSError`, `ImportError`, `TimeoutError`: loading failed, or time ran out. Both raise it.
 
 LangChain's models raise subclasses of these errors that are also errors of langchain-core.
-No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces those by another one.
+No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces such errors by its own.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class MemberUnavailableError(MemberError, ConnectionError):
 
 
 class DecodingError(AdaFuseError, LookupError):
-    """No member could score a candidate of a round, or answer a typed question."""
+    """No member could score any candidate of a round, or answer a typed question."""
 
 
 class MalformedReplyError(AdaFuseError, ValueError):
@@ -117,7 +117,7 @@ class MalformedReplyError(AdaFuseError, ValueError):
 
 
 class RequestCancelledError(AdaFuseError, LookupError):
-    """The caller cancelled a request before it had a result, or closed its run or read it twice."""
+    """The caller cancelled a request without a result, closed its run, or read the run twice."""
 
 
 class RequestTimeoutError(AdaFuseError, TimeoutError):
@@ -193,7 +193,7 @@ def short_repr(value: object) -> str:
 
 
 def short_list(names: Iterable[str]) -> str:
-    """Join names for an error message. Of more than `MAX_NAMES`, only count the rest."""
+    """Join names for an error message. Beyond the first `MAX_NAMES`, only count them."""
     shown = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names]
     more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
     return (", ".join(shown[:MAX_NAMES]) or "none") + more
@@ -202,7 +202,7 @@ def short_list(names: Iterable[str]) -> str:
 def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
     """Return `` Did you mean 'x'?`` with up to `limit` similar names of `allowed`, or "".
 
-    `similarity` is the lowest that counts, from 0 to 1 (`difflib.get_close_matches`).
+    `similarity`: the lowest similarity that counts, from 0 to 1 (`difflib.get_close_matches`).
     """
     if len(name) > MAX_NAME:
         return ""

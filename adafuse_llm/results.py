@@ -38,9 +38,9 @@ class Candidate(_Result):
         nll: mean negative log-likelihood per token by member, in nats (equation 4). Members that
             cannot score the span are absent.
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member could
-            score the candidate. It then cannot win.
-        logprob: log-probability of the span, in nats (`Generation.logprob`). None if it has no
-            score, or if the strategy's scores say nothing about probabilities.
+            score the candidate, which then cannot win.
+        logprob: log-probability of the span, in nats (`Generation.logprob`). None if `score` is
+            None, or if the strategy's scores say nothing about probabilities.
     """
 
     text: str
@@ -288,7 +288,7 @@ class ScoredText(_Result):
 
 
 class Scores(_Result):
-    """The scores of some continuations of one prompt, in order, and their cost."""
+    """The scores of continuations of one prompt, in the order of the call, and their cost."""
 
     texts: tuple[ScoredText, ...]
     usage: Usage
@@ -314,8 +314,8 @@ class Chosen(_Result):
         text: the chosen option.
         index: index of the chosen option in the list.
         probabilities: probabilities of the options, in order: the softmax of -F.
-        nll: negative log-likelihoods of the options with the end of the response, in order, in
-            nats, by member. Members that cannot score all options are absent.
+        nll: by member, the negative log-likelihoods, in nats, of the options in order, each with
+            the end of the response. Members that cannot score all options are absent.
         usage: the cost.
     """
 
@@ -332,7 +332,7 @@ class Answer(_Result):
     Attributes:
         probabilities: probability by option. Levels have the order of the scale.
         members: uncalibrated probabilities by member and option. A member that cannot write all
-            labels takes no part, and is absent.
+            labels (letters or numbers before the options) takes no part, and is absent.
         mass: probability of all labels together, by member: the mean over the orders of the
             options. A member with a low mass would rather write something else.
         warnings: which members take no part, and which deciding members have little mass.

@@ -39,7 +39,7 @@ class BackendTests:
         texts: texts that the codec must encode exactly. All prompts consist of their tokens.
         odd_texts: texts that the codec need not encode exactly.
         tolerance: maximum difference of log-probabilities. It is relative for values below -1.
-        steps: number of queries in the longest random walk.
+        steps: number of steps of the longest random walk.
     """
 
     texts: Sequence[str] = (
@@ -85,7 +85,7 @@ class BackendTests:
         return bench
 
     def test_texts(self) -> None:
-        """Tokens that the codec calls exact decode to their text, together and one by one."""
+        """If the codec calls tokens exact, they decode to their text, together and one by one."""
         bench = self._bench()
         codec, prompt = bench.codec, bench.prompt
         whole = codec.decode_continuation((), prompt)
@@ -103,7 +103,7 @@ class BackendTests:
                 assert got == text or not exact or "\ufffd" in got, message
 
     def test_prompts(self) -> None:
-        """Prompts and messages have tokens. No text becomes an end token, not even its name."""
+        """Prompts and messages have tokens. No text becomes an end token, even if it spells one."""
         bench = self._bench()
         codec, ends, spelled = bench.codec, bench.member.end_ids, ["</s>", "<|endoftext|>"]
         for end in ends:
@@ -204,7 +204,7 @@ class _Bench:
         self._where = ""
 
     def walk(self, steps: int, *, fails: bool = False, **ways: bool) -> None:
-        """Make three requests grow, commit, drop nodes and end at random, and check all results."""
+        """Let three requests grow, commit, drop nodes and end at random. Check all results."""
         trees = [self.begin() for _ in range(3)]
         for _ in range(steps):
             for at, tree in enumerate(trees):

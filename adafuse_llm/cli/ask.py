@@ -83,14 +83,14 @@ def ask(setup: Setup, flags: Namespace) -> int:
 
 
 def add_documents(parser: Parser, default: str = "") -> None:
-    """Add the flags --docs and --passages. `default` ends the help of --docs."""
+    """Add the flags --docs and --passages. `default` is appended to the help of --docs."""
     text = "Text or Markdown file, or a folder of such files, from which the members answer."
     parser.flag("--docs PATH", f"{text} Repeatable.{default}")
     parser.flag("--passages N", "Largest number of passages that the members read.", default=3)
 
 
 def show_sources(console: Console, sources: Sequence[Passage]) -> None:
-    """Print the passages with their BM25 scores, each in one line."""
+    """Print one line for each passage, with its BM25 score."""
     console.print(Text("Sources", "bold"))
     if not any(passage.score for passage in sources):
         console.print("No passage has a word of the question, so the members read the first ones.")

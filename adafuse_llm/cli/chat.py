@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "/help": "show this list",
     "/quit": "end (or Ctrl-D)",
 }
-"""What users can type instead of a message, and what it does."""
+"""Commands that users can type instead of a message, with what they do."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -80,7 +80,7 @@ def _lines() -> Iterator[str]:
 
 
 class _Conversation:
-    """A conversation with an ensemble, which can read passages with every question."""
+    """A conversation with an ensemble. With a retriever, every question comes with passages."""
 
     def __init__(
         self,

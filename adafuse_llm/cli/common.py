@@ -58,10 +58,10 @@ DECODING: Final = {
     "json_schema": ("--json-schema FILE", "JSON schema that the response fits."),
     "choices": ("--choice TEXT", "Text that the response may be. Repeatable; the likeliest wins."),
 }
-"""Flags of the commands that decode, with their help, by option of `AdaFuseConfig`."""
+"""By option of `AdaFuseConfig`: the flag that sets it in commands that decode, and its help."""
 
 REPEATABLE: Final = ("models", "docs", "options", "stop", "use", "choices")
-"""Destinations of the flags that can be repeated."""
+"""Names (``dest`` in argparse) of the flags that can be repeated."""
 
 OPTIONS: Final = (AdaFuseConfig, RuntimeConfig)
 """Classes of the options that most commands can set with ``-o``."""
@@ -114,9 +114,9 @@ class Setup:
         return Display(members, console, engine.strategy.name, forced=self.has_grammar)
 
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
-        """Load the ensemble, and silence other libraries. The caller must close the engine.
+        """Load an ensemble, which the caller must close. Without `debug`, silence other libraries.
 
-        `config` has the engine's options of decoding. Default: those of `file`.
+        `config`: the engine's decoding options. Default: those of `file`.
         """
         members = [
             spec.model_copy(update={"threads": self.threads})
@@ -156,7 +156,7 @@ class Setup:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors have one line, and suggest a flag instead of an unknown one."""
+    """An argument parser with one-line errors. For an unknown flag, it suggests a known one."""
 
     def flag(self, usage: str, text: str = "", **settings: Any) -> None:
         """Add a flag. A flag with the name of an option sets this option.
@@ -164,7 +164,7 @@ class Parser(argparse.ArgumentParser):
         Args:
             usage: the flag, and the name of its value if it has one, such as ``--trials N``. FILE
                 and PATH stand for a `Path`, and N for a whole number from 1.
-            text: the help; the flag's default is added. If empty, the option's description.
+            text: the help, to which the default is added. If empty, the option's description.
             **settings: other arguments of `add_argument`.
         """
         flag, _, value = usage.partition(" ")
@@ -183,7 +183,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(flag, help=text, **settings)
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Return the values of all arguments. Flags may be before, between or after the others."""
+        """Return the values of all arguments, among which flags may stand anywhere."""
         flags, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -246,7 +246,7 @@ class Command:
         return code
 
     def parser(self) -> Parser:
-        """Return a parser of the command's flags, its own and the shared ones."""
+        """Return a parser of the command's own flags and of those that commands share."""
         parser = Parser(
             f"adafuse {self.function.__name__}",
             usage=" ".join(["%(prog)s", *self.arguments.split(), "[flags]"]),
@@ -337,7 +337,7 @@ def _only(kind: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positive(text: str) -> int:
-    """Return a flag's value as a number. It must be a whole number from 1."""
+    """Return a flag's value as a whole number, which must be 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more; got {number}")
@@ -345,7 +345,7 @@ def positive(text: str) -> int:
 
 
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
-    """Return the name and value of ``NAME=VALUE``. VALUE is YAML, except where an option is text.
+    """Return the name and value of ``NAME=VALUE``. VALUE is YAML, except for text options.
 
     Raises:
         InvalidOptionError: the text does not have this form, or the name is not in `allowed`.

@@ -37,7 +37,7 @@ PROBES: Final = {
 
 
 class Finding(NamedTuple):
-    """A finding about a member, or about several joined by ``+``. A problem prevents their use."""
+    """A finding about one or more members (names joined by ``+``). A problem prevents their use."""
 
     level: Literal["problem", "warning"]
     member: str

@@ -21,7 +21,7 @@ from adafuse_llm.report.terminal import Display
 
 
 def stdout_console() -> Console:
-    """Return a console for results. In a file or pipe, lines have COLUMNS or 120 characters."""
+    """Return a console for results. Without a terminal, it is COLUMNS or 120 characters wide."""
     wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(
         file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
@@ -39,7 +39,7 @@ def tell(message: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line, in which U+FFFD replaces control characters."""
+    """Return a text as one line, with U+FFFD instead of control characters."""
     return printable(" ".join(text.split()))
 
 
@@ -65,10 +65,7 @@ def show_stream(display: Display, events: Iterator[StreamEvent]) -> Generation:
 def last(
     events: Iterator[StreamEvent], show: Callable[[StreamEvent], object] = lambda _event: None
 ) -> Generation:
-    """Call `show` for every event of a stream, and return the generation.
-
-    Until the first event, a terminal shows a spinner.
-    """
+    """Show a spinner, then call `show` for every event of a stream. Return the generation."""
     generation = None
     with stderr_console().status("reading the prompt") as status:
         for event in events:

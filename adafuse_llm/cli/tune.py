@@ -94,7 +94,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
     confidence of every answer, and a table shows how many of the surest answers are right.
 
     With --decide, there is no search: all members answer the typed questions of FILE, OUTPUT
-    calibrates the probabilities of the options, and a threshold says which answers are sure.
+    calibrates the probabilities of the options, and a threshold marks the sure answers.
 
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption or an error, run the
     same command again.
@@ -264,7 +264,7 @@ def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[st
 
 
 def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str, Any]:
-    """Return a model's entry with absolute path and name, so that it is valid in any folder."""
+    """Return a model's entry that is valid in any folder: an absolute path, and the same name."""
     setting = model if isinstance(model, str) else model.get("path", "")
     path = str(Path(setting).absolute()) if setting and Path(setting).exists() else setting
     if isinstance(model, str):

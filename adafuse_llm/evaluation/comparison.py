@@ -124,8 +124,8 @@ def compare(metric: str, ours: Sequence[bool], theirs: Sequence[bool]) -> Compar
 def mcnemar(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    `wins` and `losses` count the questions that only one of the systems answers right. The p-value
-    is twice the probability of ``min(wins, losses)`` heads or fewer in as many tosses, at most 1.
+    `wins`: questions that only our system answers right; `losses`: only theirs. The result is twice
+    the probability of ``min(wins, losses)`` heads or fewer in ``wins + losses`` tosses, at most 1.
     """
     total = wins + losses
     tail = sum(math.comb(total, each) for each in range(min(wins, losses) + 1))
@@ -133,12 +133,12 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def unseen(answers: int) -> float:
-    """Return an upper bound (97.5 %) of the share of something that none of the answers shows."""
+    """Return a 97.5 % upper bound on the rate of an event that none of `answers` answers showed."""
     return float(1 - 0.025 ** (1 / answers))
 
 
 def share(hits: int, total: int, tail: float = 0.025) -> Score:
-    """Return a share in percent with its exact interval (Clopper and Pearson).
+    """Return ``hits / total`` in percent with its exact interval (Clopper and Pearson).
 
     The true share is beyond each bound with a probability of at most `tail`.
     """
@@ -147,7 +147,7 @@ def share(hits: int, total: int, tail: float = 0.025) -> Score:
 
 
 def _lowest_share(hits: int, total: int, tail: float) -> float:
-    """Return, by bisection, the share at which the probability of `hits` or more is `tail`."""
+    """Return the share at which `hits` or more of `total` have the probability `tail`."""
     counts, ways = np.arange(hits, total + 1), _log_ways(total)[hits:]
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
@@ -158,7 +158,7 @@ def _lowest_share(hits: int, total: int, tail: float) -> float:
 
 
 def _log_ways(total: int) -> NDArray[np.float64]:
-    """Return the logarithms of the numbers of ways to choose 0, 1, ... of `total`, [total + 1]."""
+    """Return the logarithms of the binomial coefficients of `total` and 0, 1, ..., [total + 1]."""
     factorials = np.append(0.0, np.cumsum(np.log(np.arange(1, total + 1))))
     ways: NDArray[np.float64] = factorials[-1] - factorials - factorials[::-1]
     return ways

@@ -55,7 +55,7 @@ class Reliability(BaseModel):
         area: area under the ROC curve, in percent: how often a right answer has a higher confidence
             than a wrong one. The interval is DeLong's.
         error: mean difference between confidence and share of right answers, in percentage points,
-            over groups of equal size in the order of confidence.
+            over `GROUPS` groups of answers with similar confidence, all of equal size.
         curve: accuracy of the surest tenth of the answers, of the surest two tenths, ..., of all.
     """
 
@@ -79,7 +79,7 @@ def calibrate(
     Args:
         strategy: name of the strategy that answered.
         members: names of the members that answered.
-        rows: `adafuse_llm.calibration.features` of each answer. Answers without any do not count.
+        rows: `adafuse_llm.calibration.features` of each answer. Answers with None do not count.
         rights: whether each answer is right.
 
     Raises:

@@ -50,7 +50,7 @@ class DecisionFit(BaseModel):
         coverage: percentage of the answers at or above the threshold; 0 without one.
         beta: share of questions that every member alone gets wrong, so that no choice among their
             answers is right.
-        flips: by member, share of questions whose likeliest option changes with the order.
+        flips: by member, share of questions whose likeliest option changes with the options' order.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -78,7 +78,7 @@ class Labeled:
 
     @property
     def options(self) -> list[str]:
-        """The options, in the order in which columns of log-probabilities have them."""
+        """The options, in the order of the columns of log-probabilities."""
         return self.question.orders(1)[0]
 
 
@@ -114,7 +114,7 @@ def _labeled(line: Line) -> Labeled:
 def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str], list[int]]:
     """Return the indices of the right options, the labels, and the numbers of the states.
 
-    The labels are the options that get intercepts: all if the questions have the same, else none.
+    The labels are the options that get intercepts: all if the questions share them, else none.
 
     Raises:
         InvalidInputError: there are too few questions, states or answers per label for a fit.
@@ -140,7 +140,7 @@ def measured(
 ) -> Generator[Record]:
     """Ask the members, and yield a record of JSON data for every question.
 
-    It has the log-probabilities, [orders, options], by member.
+    A record has the question's line and, by member, log-probabilities, [orders, options].
     """
 
     def read(asked: Labeled) -> Record:
@@ -266,8 +266,8 @@ def _table(logprobs: Sequence[Array], labels: int) -> Array:
 def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], members: int) -> Array:
     """Return the best coefficients: at least 0 for allowed members, and 0 for other members.
 
-    Noise gives even a member that knows nothing a small coefficient. So a member must add `WORTH`
-    to the log-likelihood.
+    Noise gives even a member that knows nothing a small coefficient. So a member gets one only
+    if it adds `WORTH` to the log-likelihood.
     """
     labels, found = range(members, table.shape[2]), []
     for size in range(1, len(allowed) + 1):
@@ -283,7 +283,7 @@ def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], member
 
 
 def _fit(table: Array, right: NDArray[np.int64], columns: Sequence[int]) -> tuple[Array, float]:
-    """Return the `likeliest` coefficients, which are 0 outside the columns, and the maximum."""
+    """Return the `likeliest` coefficients (0 outside `columns`), and the maximum they reach."""
     known = table[..., columns]
     scale = np.maximum(np.nanstd(known, axis=(0, 1)), 1e-6)
     coefficients = np.zeros(table.shape[2])

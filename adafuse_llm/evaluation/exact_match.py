@@ -1,7 +1,7 @@
 """Metrics that decide whether an answer is right.
 
 exact_match  equality after SQuAD's normalization
-contains     whether an accepted answer occurs in the answer, such as a sentence
+contains     whether the answer, such as a sentence, contains an accepted answer
 number       equality of the final numbers
 verbatim     equality character by character
 """
@@ -35,8 +35,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalize(text: str) -> str:
     """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces.
 
-    If nothing else is left of a text, such as "A" or "---", the punctuation and articles stay, so
-    that the text differs from an empty answer.
+    A text of nothing but punctuation and articles, such as "A" or "---", keeps them, so that it
+    differs from an empty answer.
     """
     plain = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join((plain if plain.strip() else text.lower()).split())
@@ -77,7 +77,7 @@ def final_number(text: str) -> Decimal | None:
     r"""Return the final number of a solution, or None if the text has no number.
 
     If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of the
-    line after the last of them counts: the first number after its last "=", or else its first
+    line after the last announcement counts: the first number after its last "=", or else its first
     number. Otherwise, the text's last number counts. A number may have commas between thousands, a
     currency sign, decimals and a minus sign. Fractions are not supported.
     """
@@ -111,7 +111,7 @@ def first_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """How to read the answer from a response without reasoning, and whether the answer is right."""
+    """How to read the answer from a response without reasoning, and how to judge the answer."""
 
     read: Callable[[str], str]
     is_right: Callable[[str, Sequence[str]], bool]

@@ -67,7 +67,7 @@ REMEDY = "Delete it to start again, or choose another output."
 
 
 class Results:
-    """A JSON Lines file with the settings of a run and then its results. A second file locks it.
+    """A JSON Lines file with the settings of a run and then its results. A lock file guards it.
 
     Only complete lines count, so text after the last newline is dropped.
     """
@@ -87,7 +87,7 @@ class Results:
             afresh: whether to drop the results so far.
 
         Raises:
-            InvalidInputError: another process writes to the file, or it has other settings.
+            InvalidInputError: another process uses the file, or it is not of a run with `settings`.
         """
         if self.path.exists() and not self.path.is_file():  # reading from a pipe would block
             raise InvalidInputError(f"{self.path} is not a regular file. Choose another output.")
@@ -129,7 +129,7 @@ class Results:
         return results
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append a result to the file. The first one of a run replaces what the file had."""
+        """Append a result. If `resumed` yielded none, the first one replaces the file's content."""
         is_first, records = self._first is not None, [*filter(None, [self._first]), record]
         with self.path.open("wb" if is_first else "ab") as file:
             for each in records:

@@ -73,10 +73,10 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         config: path of a configuration file (`adafuse_llm.loading.config_file`). Default: the
             embedded members.
         batch_size: maximum number of simultaneous requests. "auto" stands for 16.
-        device: the device of all members. Ignored with a `device_map`; "cuda", also without CUDA.
+        device: the device of all members. Ignored with a `device_map`, or if "cuda" is missing.
         trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
-        check_greedy: whether to compute `is_greedy`, which costs a round or more per context. If
-            not, it is always False. Multiple-choice tasks do not use it.
+        check_greedy: whether to compute `is_greedy`, which costs a round or more per context, and
+            is otherwise always False. Multiple-choice tasks do not use it.
         **options: entries of a configuration file, such as ``models``, ``strategy``, ``dtype`` or
             ``max_words``; with an engine, only options of `AdaFuseConfig`. They override `config`.
             If ``models``, ``use`` or ``weights`` is a text, ";" separates its values.
@@ -188,7 +188,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as marked JSON. Later, every member's own template formats it."""
+        """Return a conversation as JSON after `CONVERSATION`. Every member's template formats it."""
         continues = {} if add_generation_prompt else {"continue_final_message": True}
         return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
@@ -238,7 +238,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context. Cut text so that `room` more tokens fit."""
+        """Return the engine's arguments for a context. Leave room for `room` tokens after a text."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)

@@ -254,7 +254,7 @@ def tune(
         metric: name of the metric to maximize, in `METRICS`.
         trials: maximum number of ensemble settings to try, all different.
         fixed: options that are not searched. ``use`` names the members that may take part.
-        known: what `log` received in an earlier call. The search does not decode these answers.
+        known: what `log` received in an earlier call. These answers are not decoded again.
         log: function to call with every new answer as JSON data.
         cancel: event that any thread can set to stop the search.
         on_answer: function to call with the members' names, joined by ``+``, and every new answer.

@@ -21,7 +21,7 @@ COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 MARKS = "●■▲◆★▼○□△◇☆▽"
 
 STROKES = ("solid", "dashed", "dotted", "double")
-"""Styles of the line below a span on the server's page, which show its member without color."""
+"""Styles of the line below a span on the server's page. They tell members apart without color."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ ENDINGS: dict[FinishReason, str] = {
 
 
 MEANINGS = json.loads(Path(__file__).with_name("meanings.json").read_text(encoding="utf-8"))
-"""What members' numbers and candidates' scores mean, by strategy, in the words of all displays."""
+"""By strategy: what members' numbers and candidates' scores mean. All displays use these texts."""
 
 
 def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
-    """Return the `MEANINGS` for a strategy, or for `choices` if a round chose among texts."""
+    """Return the `MEANINGS` of a strategy, or those of `choices` if a round chose among them."""
     if any(decided.choice_probabilities for decided in rounds):
         return dict(MEANINGS["choices"])
     strategy = "adafuse" if strategy == "single" else strategy
@@ -89,7 +89,7 @@ def looks(members: Sequence[str]) -> dict[str, Look]:
 
 
 def heading(place: int, generation: Generation) -> str:
-    """Return a heading for one of several responses: the one with the index `place`."""
+    """Return a heading for the response with the index `place`, one of several."""
     every = (generation, *generation.alternatives)
     drawn = every[place].seed
     seed = [] if drawn is None else [f"seed {drawn}"]

@@ -36,7 +36,7 @@ class Display:
         self._looks = styles.looks(self.members)
 
     def legend(self) -> Text:
-        """Return a line with the name of every member, and of shared spans, in their styles."""
+        """Return one line: the names of members and of kinds of shared text, in their styles."""
         shown: list[Look | Shared] = [*self._looks.values()]
         if len(self.members) > 1:
             shown.append(AGREED)
@@ -45,9 +45,9 @@ class Display:
         return Text("   ").join(map(_name, shown))
 
     def span(self, text: str, decided: Round, reasoning: int = 0) -> Text:
-        """Return a round's text in the style of its owner.
+        """Return text of a round in the style of its owner.
 
-        The style `REASONING` marks its first `reasoning` characters.
+        Its first `reasoning` characters have the style `REASONING` instead.
         """
         if reasoning:
             rest = text[reasoning:]
@@ -73,7 +73,7 @@ class Display:
         """Return a table of rounds, and below it what their scores mean.
 
         A row has the owner, the winner, the winner's score and the runner-up. If a round did not
-        ask all members, its row names those that it did not ask instead of the runner-up.
+        ask all members, its row names the others instead of the runner-up.
         """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
@@ -97,7 +97,7 @@ class Display:
         return Group(table, self.terms(rounds))
 
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
-        """Return a line about scores, and with `by_member` also one about members' numbers."""
+        """Return a line that explains scores and, with `by_member`, one on members' numbers."""
         meaning = styles.meaning(self._strategy, rounds)
         lines = [f"Below a member: {meaning['number']}"] if by_member else []
         lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")
@@ -154,7 +154,7 @@ class Display:
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
-        """Return a line of statistics and costs. Default of `seconds`: those of the rounds."""
+        """Return a line of statistics and costs. `seconds` defaults to the time of the rounds."""
         passes = generation.usage.forward_passes
         cost = f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}"
         return Text(printable(" · ".join([*styles.summary(generation, seconds), cost])), "dim")
@@ -189,7 +189,7 @@ def _name(look: Look | Shared) -> Text:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Describe the runner-up with its score or, among ``choices``, the probabilities of both."""
+    """Return the runner-up and its score. For ``choices``, give probabilities, the winner's first."""
     probabilities = decided.choice_probabilities
     others = [
         (candidate.score, index)
