@@ -251,7 +251,7 @@ class AdaFuseConfig(Options):
     """Texts to choose from. The members score all of them, and the likeliest one becomes the
     response."""
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """T: every member draws its tokens with probabilities proportional to p^(1/T). The ensemble
+    """T: every member draws a token of probability p in proportion to p^(1/T). The ensemble
     chooses among the drawn spans; with `mixture`, one member writes each word. 0: nothing is
     drawn. Above 0, a member proposes one span, so `branching_factor` has no effect. `choices` are
     never drawn."""
@@ -285,8 +285,8 @@ class AdaFuseConfig(Options):
     `repetition_penalty`."""
     logit_bias: dict[Text, Bias] | None = Field(default=None, max_length=MAX_BIASED)
     """Number from -100 to 100 to add to the logit of a text, such as `{' Paris': 5}`. If a text has
-    several tokens, only the last one's logit changes, and only where the others precede it. Every
-    member encodes a text as if it continued another. At most 1,024 texts."""
+    several tokens, the last one changes, but only where the others precede it. Every member encodes
+    a text as if it continued another. At most 1,024 texts."""
     logprobs: bool = False
     """Whether each round lists its committed tokens with their log-probabilities, by member."""
     top_logprobs: int = Field(default=0, ge=0, le=20)

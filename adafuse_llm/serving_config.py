@@ -66,7 +66,7 @@ class ServingConfig(Options):
     allowed_hosts: Annotated[Names, AfterValidator(_hosts)] = ()
     """Names under which clients may reach the server, without ports, such as llm.example.org or
     *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows
-    localhost, 127.0.0.1 and [::1]. At other addresses, any name by default."""
+    localhost, 127.0.0.1 and [::1]. Default elsewhere: any name."""
     root_path: Annotated[str, AfterValidator(_root_path)] = ""
     """Path under which a proxy offers the server, such as /adafuse, if the proxy does not remove it
     from the paths of requests. Default: none."""
@@ -82,12 +82,12 @@ class ServingConfig(Options):
     request_timeout: Annotated[float | None, AfterValidator(lambda it: it or None)] = Field(
         default=600.0, ge=0, le=86_400
     )
-    """Maximum seconds that a request may take, waiting included. 0: no limit."""
+    """Maximum seconds that a request takes, waiting included. 0: no limit."""
     drain_seconds: float = Field(default=5.0, ge=0, le=86_400)
     """Seconds that running requests may take after the signal to stop. Then they end with the text
     so far."""
     page: bool = True
-    """Whether the server has a web page at /."""
+    """Whether the server has a page at /."""
 
 
 class ServerConfig(ServingConfig):
@@ -97,7 +97,7 @@ class ServerConfig(ServingConfig):
     """Name or address of the interface to listen at. 0.0.0.0 stands for all interfaces with IPv4,
     and :: for all interfaces."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """Port to listen at. With 0, any free port."""
+    """Port to listen at. 0: any free port."""
     api_key_file: str | None = Field(default=None, min_length=1)
     """Text file with the API keys, one on each line. Clients need one of them. The variable
     ADAFUSE_SERVER_KEYS can also hold keys, separated by commas."""

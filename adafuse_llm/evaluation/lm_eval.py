@@ -188,7 +188,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as JSON after `CONVERSATION`. Every member's template formats it."""
+        """Return a conversation as JSON after `CONVERSATION`. Members' own templates format it."""
         continues = {} if add_generation_prompt else {"continue_final_message": True}
         return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
@@ -238,7 +238,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context. Leave room for `room` tokens after a text."""
+        """Return the engine's arguments for a context. Cut text to leave room for `room` tokens."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)

@@ -189,7 +189,7 @@ def _name(look: Look | Shared) -> Text:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Return the runner-up and its score. For ``choices``, give probabilities, the winner's first."""
+    """Return the runner-up and its score; for ``choices``, also the probability of the winner."""
     probabilities = decided.choice_probabilities
     others = [
         (candidate.score, index)
