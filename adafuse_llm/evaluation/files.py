@@ -129,7 +129,7 @@ class Results:
         return results
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append a result. If `resumed` yielded none, the first one replaces the file's content."""
+        """Append a result. If `resumed` yielded none, the first one replaces the whole file."""
         is_first, records = self._first is not None, [*filter(None, [self._first]), record]
         with self.path.open("wb" if is_first else "ab") as file:
             for each in records:
