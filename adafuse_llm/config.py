@@ -284,9 +284,9 @@ class AdaFuseConfig(Options):
     """Minimum number of tokens of the response, in every member's tokens. Default: as for
     `repetition_penalty`."""
     logit_bias: dict[Text, Bias] | None = Field(default=None, max_length=MAX_BIASED)
-    """Number from -100 to 100 to add to a text's logit, such as `{' Paris': 5}`. If a text has several
-    tokens, the last one gets it, but only where the others precede it. Every member encodes a text
-    as if it continued another. At most 1,024 texts."""
+    """Number from -100 to 100 to add to a text's logit, such as `{' Paris': 5}`. If a text has
+    several tokens, the last one gets it, but only where the others precede it. Every member encodes
+    a text as if it continued another. At most 1,024 texts."""
     logprobs: bool = False
     """Whether each round lists its committed tokens with their log-probabilities, by member."""
     top_logprobs: int = Field(default=0, ge=0, le=20)

@@ -87,7 +87,7 @@ class ServingConfig(Options):
     """Seconds that running requests may take after the signal to stop. Then they end with the text
     so far."""
     page: bool = True
-    """Whether the server has a page at /."""
+    """Whether there is a page at /."""
 
 
 class ServerConfig(ServingConfig):

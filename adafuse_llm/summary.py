@@ -24,7 +24,7 @@ class Summary(BaseModel):
         asked: number of rounds in which each member was asked (`Round.asked`).
         backed: number of rounds in which each member proposed the committed span.
         decided: number of rounds in which each member alone proposed the committed span.
-        words_per_round: for each number of words, how many rounds committed so many. Forced rounds
+        words_per_round: by number of words, how many rounds committed that many. Forced rounds
             and rounds without a word are absent.
         agreement: share of unanimous rounds among those in which several members proposed
             (`Round.is_unanimous`). None if there are no such rounds.

@@ -100,9 +100,9 @@ class _Conversation:
         self._sent: list[dict[str, str]] = []
 
     def take(self, line: str) -> bool:
-        """Obey a command or answer a message, and return whether the conversation goes on.
+        """Obey a command or answer a message. Return False if the conversation ends.
 
-        An error is printed, and the conversation goes on without the message.
+        After an error, which is printed, the conversation goes on without the message.
         """
         name, *rest = line.split()
         if name == "/quit":

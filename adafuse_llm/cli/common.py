@@ -114,7 +114,7 @@ class Setup:
         return Display(members, console, engine.strategy.name, forced=self.has_grammar)
 
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
-        """Load an ensemble, which the caller must close. Without `debug`, silence other libraries.
+        """Load the ensemble, which the caller must close. Without `debug`, silence other libraries.
 
         `config`: the engine's decoding options. Default: those of `file`.
         """

@@ -21,7 +21,7 @@ FEWEST, FEWEST_OF_A_KIND = 50, 5
 """Minimum number of answers for a fit; minimum number of right ones, and of wrong ones."""
 
 RIDGE = 1.0
-"""Factor of a squared coefficient in the penalty, for a feature with standard deviation 1."""
+"""Strength of the ridge penalty: the factor of a standardized feature's squared coefficient."""
 
 STEPS = 50
 """Maximum number of Newton steps. A fit ends early when the coefficients stop changing."""

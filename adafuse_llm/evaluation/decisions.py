@@ -253,6 +253,7 @@ def _bound(point: Coverage, questions: int) -> float:
 def _table(logprobs: Sequence[Array], labels: int) -> Array:
     """Return the features of the options, [questions, options, members + labels].
 
+    They are the members' log-probabilities minus their means, and 1 for the option's own label.
     Where a question has fewer options than others, the features are NaN.
     """
     most = max(each.shape[1] for each in logprobs)

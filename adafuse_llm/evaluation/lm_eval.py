@@ -238,7 +238,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context. Cut text to leave room for `room` tokens."""
+        """Return the engine's arguments for a context. Cut text so that `room` more tokens fit."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
@@ -281,7 +281,7 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert generation options of the harness to options of `AdaFuseConfig`.
 
     The rules are those of the harness's own Hugging Face model: responses are drawn only with
-    ``do_sample=True`` or a temperature above 0. The default temperature is then 1.
+    ``do_sample=True``, by default at temperature 1, or with a temperature above 0.
     """
     named = {name: value for name, value in given.items() if value is not None}
     rest: dict[str, Any] = dict(normalize_gen_kwargs(named, default_max_gen_toks=0))
