@@ -29,7 +29,7 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 PATH_STATES = 8
-"""Estimated number of caches of a request in the path form: the trunk's and those of branches."""
+"""Estimated number of caches that a request has in the path form, for its trunk and its tips."""
 
 
 class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
@@ -38,15 +38,15 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
     The constructor tests the model on a few tokens. If attention to trees of tokens gives the same
     numbers as plain forward passes, requests share passes (the tree form). Otherwise, every token
     after the prompt takes a pass (the path form). The tree form replaces the attention of the
-    model. If other code runs the model, this attention equals ``"sdpa"`` or ``"eager"``.
+    model. If other code runs the model, the new attention acts like ``"sdpa"`` or ``"eager"``.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
         tokenizer: tokenizer of the model.
         name: the member's name.
         prefix_cache_bytes: maximum size, in bytes, of the key/value rows that the member keeps from
-            finished requests, for later ones that begin with the same tokens. If a pass runs out of
-            memory, the member drops these rows and repeats the pass once.
+            finished requests (only in the tree form), for later ones that begin with the same
+            tokens. If a pass runs out of memory, the member drops these rows, and tries once more.
 
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.
@@ -74,7 +74,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         self.model = model
         self.parameters = int(model.num_parameters())
         self.tokenizer = tokenizer
-        # read the model's tokens and its configurations
+        # set up the vocabulary, and read the model's configurations
         self._decoder = Decoder(model)
         ends = eos_ids((getattr(model, "generation_config", None), model.config, tokenizer))
         size, device = self._decoder.vocabulary_size, self._decoder.device
@@ -101,7 +101,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
             )
 
     def cache_bytes(self, tokens: int) -> int:
-        # a slot can have twice the rows that a request needs, and a slab 1.5 times the slots
+        # a slot can have twice as many rows as needed, and a slab 1.5 times as many slots
         states = 3 if self.form == "tree" else PATH_STATES
         return tokens * sum(self._passes.token_bytes.values()) * states
 
@@ -157,7 +157,7 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return the free bytes of a device, including those that PyTorch has reserved."""
+    """Return the free bytes of a device, including what PyTorch reserves but does not use."""
     module = torch.get_device_module(device)
     if hasattr(module, "mem_get_info"):  # creates no context on another GPU
         kept = module.memory_reserved(device) - module.memory_allocated(device)

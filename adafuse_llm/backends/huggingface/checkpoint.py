@@ -22,7 +22,7 @@ OTHERS: Mapping[str, Any] = {
     "guidance_scale": 1,
     "watermarking_config": None,
 }
-"""Other settings that members do not follow. None has no effect, nor has the value listed here."""
+"""Other settings that members do not follow. The values here, and ``None``, have no effect."""
 
 
 def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:

@@ -28,7 +28,7 @@ MIN_WEIGHTS = 100_000
 
 @contextmanager
 def few_rows(layers: Sequence[Any], tokens: int) -> Iterator[None]:
-    """Make `layers` faster during a pass over `tokens` tokens, if these are few."""
+    """Make `layers` faster during a pass, if it runs over 2 to `MAX_ROWS` tokens."""
     changed = layers if 1 < tokens <= MAX_ROWS else []
     for layer in changed:
         layer.__dict__["forward"] = partial(_forward, layer)

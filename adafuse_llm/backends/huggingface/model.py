@@ -16,13 +16,13 @@ from adafuse_llm.backends.logits.state import check_tokens, to_device
 
 
 class Decoder:
-    """Runs the forward passes of a model on `device`. It keeps no state of requests."""
+    """Runs the forward passes of a model, and keeps no state of requests. Inputs go to `device`."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = torch.device(model.get_input_embeddings().weight.device)
-        # if the weights are offloaded, accelerate moves the inputs to them
+        # if the weights are offloaded, accelerate moves inputs from the CPU to them
         if self.device.type == "meta":
             self.device = torch.device("cpu")
         self._is_whole = len({parameter.device for parameter in model.parameters()}) == 1
@@ -45,8 +45,8 @@ class Decoder:
     ) -> tuple[torch.Tensor, Any]:
         """Run one forward pass over n tokens, and return logits and the model's cache.
 
-        The logits, [len(keep), v], are those after the tokens whose indices are in `keep`, in
-        ascending order. If `positions` is None, the model computes the positions.
+        `keep` has indices of tokens, in ascending order. The logits, [len(keep), v], are those
+        after these tokens. If `positions` is None, the model computes the positions.
         """
         check_tokens(tokens, self.vocabulary_size)
         inputs: dict[str, Any] = {
@@ -57,7 +57,7 @@ class Decoder:
             inputs[self._cache_name] = cache
         if positions is not None and self._takes_positions:
             inputs["position_ids"] = to_device(torch.tensor([list(positions)]), self.device)
-        # ask only for the logits to keep, or for the last ones if there are none
+        # ask only for the logits in `keep`; if it is empty, for those after the last token
         last = [len(tokens) - 1]
         kept: Any = list(keep) or last
         # for a model on several devices, keep a list, because its last layer can be on any of them
@@ -73,7 +73,7 @@ class Decoder:
         return precise(logits[: len(keep)]), getattr(output, self._cache_name)
 
     def plain(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        """Return the logits after every one of the last tokens, [last, v], without a cache."""
+        """Run without a cache, and return the logits after each of the last tokens, [last, v]."""
         ids = torch.tensor([list(tokens)], device=self.device)
         output = self.model(input_ids=ids, use_cache=False, return_dict=True)
         return precise(output.logits[0, -last:])

@@ -2,8 +2,8 @@
 
 The pass runs over one sequence with the tokens of all requests, so all layers but attention compute
 them at once. Its cache is a `PackedCache`, which adds a row (a key and a value) for every token to
-those of its request. Its attention is `_attend`, an entry of transformers' ``AttentionInterface``:
-tokens see only rows of their own request. Outside such a pass, it computes the usual attention.
+the rows of its request. Its attention is `_attend` (see transformers' ``AttentionInterface``):
+tokens see only rows of their request. Outside such a pass, `_attend` computes usual attention.
 
 Shapes: T tokens of the pass; n tokens and r rows of one request; h query heads, k key/value heads
 of size d, g = h / k.
@@ -39,7 +39,7 @@ Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 FOLD_ROWS = 256
 """Maximum number of queries, g * n, in one product for all query heads that share a key head. For
-few tokens, it is faster than g products: with 14 query heads and 2 key heads, attention of four
+few tokens, one product is faster than g: with 14 query heads and 2 key heads, attention of four
 tokens to 300 rows took 71 instead of 106 µs, and to 2,000 rows 404 instead of 702 µs."""
 
 
@@ -48,7 +48,7 @@ class Scores(NamedTuple):
 
     # factor of the scores; None for the default
     scale: float | None
-    # the attention in the model's own code, if PyTorch's does not fit it; otherwise None
+    # the attention function in the model's code, if the layer uses it; None for PyTorch's
     eager: Attention | None
 
 
@@ -63,7 +63,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self._windows = windows
         self._groups = [_GroupAttention(group) for group in grouped(pieces)]
         self._sizes = [sum(len(p.tokens) for p in group.pieces) for group in self._groups]
-        # by slab: the indices of its new rows
+        # pairs of a slab and the indices of its new rows
         by_slab = itertools.groupby(pieces, key=lambda piece: piece.request.kv.slab)
         self._slabs = [(slab, _places(list(group))) for slab, group in by_slab if slab]
         # by device: copies of these indices, one tensor per slab
@@ -138,7 +138,7 @@ def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
-    """Return the sort key that makes pieces of one slab neighbors, in the order of their slots."""
+    """Return the sort key of a piece: first its slab, then short before long, then its slot."""
     number = piece.request.kv.slab.number if piece.request.kv.slab else 0
     return number, piece.is_long, piece.request.kv.slot
 
@@ -167,13 +167,13 @@ class _GroupAttention:
         self._rows = max(len(piece.positions) for piece in pieces)
         self._size = max(len(piece.tokens) for piece in pieces)
         self._first, last = self._slots[0], self._slots[-1]
-        # use slots that are close together as they are, and copies of others
+        # read slots in place if they are close together; otherwise, copy them
         self._is_close = last - self._first < 2 * len(pieces)
         self._places = list(range(len(pieces)))
         if self._is_close:
             self._places = [slot - self._first for slot in self._slots]
         self._batch = self._places[-1] + 1
-        # find the index of every token in the padded batch, [batch * size], and the reverse
+        # find each token's index in the padded batch, [batch * size], and the token at each index
         order = [
             place * self._size + number
             for place, piece in zip(self._places, pieces, strict=True)
@@ -190,7 +190,7 @@ class _GroupAttention:
     def __call__(
         self, query: torch.Tensor, layer: int, window: int | None, scores: Scores
     ) -> torch.Tensor:
-        """Return the outputs of a layer, [1, h, n, d], from its queries of the same shape."""
+        """Return the outputs of a layer for the queries of the group, both [1, h, tokens, d]."""
         slab = self.pieces[0].request.kv.slab
         assert slab is not None
         keys, values = slab.layers[layer]
@@ -201,7 +201,7 @@ class _GroupAttention:
             self._chosen = to_device(self._chosen, query.device)
             keys, values = (x.index_select(1, self._chosen) for x in (keys, values))
         keys, values = (x[:, :, : self._rows].transpose(0, 1) for x in (keys, values))
-        # pad the queries in the order of their slots, [batch, h, size, d], and undo this afterwards
+        # pad the queries to [batch, h, size, d], slot by slot, and remove the padding at the end
         heads, size, batch = query.shape[1], self._size, self._batch
         flat = query[0]
         if not self._is_even:
@@ -224,7 +224,7 @@ class _GroupAttention:
         window: int | None,
         scores: Scores,
     ) -> torch.Tensor:
-        """Return the outputs of queries, [batch, h, n, d], that see the rows, [batch, k, r, d]."""
+        """Let queries, [batch, h, n, d], attend to rows, [batch, k, r, d]. Return the outputs."""
         batch, heads, size, width = query.shape
         groups = heads // keys.shape[1]
         if scores.eager is not None:
@@ -306,11 +306,11 @@ for _usual, _name in PACKED.items():
 
 
 Attentions = Sequence[tuple[PreTrainedConfig, str | None]]
-"""Configurations of a model, and the name of the attention in each."""
+"""For each configuration of a model: the configuration, and the name of its attention or None."""
 
 
 def attentions_of(model: torch.nn.Module) -> Attentions:
-    """Return the configurations in which the layers of a model look up their attention."""
+    """Return the configurations in which layers of a model look up the name of their attention."""
     parts = (getattr(module, "config", None) for module in model.modules())
     configs = {id(part): part for part in parts if isinstance(part, PreTrainedConfig)}
     return [(config, config._attn_implementation) for config in configs.values()]
@@ -332,7 +332,7 @@ def use_packed_attention(model: Any) -> dict[int, int]:
     ):
         raise UnsupportedModelError("some layers have no row for each token")
     for part, name in attentions_of(model):
-        # what sdpa cannot compute, such as bounded scores, eager attention can
+        # use eager attention if sdpa cannot compute the model's, such as one with bounded scores
         is_eager = name in ("eager", PACKED["eager"]) or not type(model)._supports_sdpa
         usual = "eager" if is_eager else "sdpa"
         set_attentions([(part, PACKED[usual])])

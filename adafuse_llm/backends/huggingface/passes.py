@@ -15,12 +15,12 @@ from adafuse_llm.backends.logits.state import learn
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 PREFILL_TOKENS = 2048
-"""Maximum number of tokens in one forward pass. This limits the memory for activations."""
+"""Maximum number of tokens in a pass over several pieces. It limits the memory for activations."""
 
 PIECE_TOKENS = (128, 512)
 """Numbers of tokens in a piece of a prompt on a CPU: the first while another request writes, the
-second while none does. Others wait until a piece is read, but short pieces cost more: with 0.5 B
-parameters, a second of CPU time read 114 tokens in pieces of 512, 103 of 128, and 81 of 64."""
+second while none does. Other requests wait until a piece is read, but short pieces cost more: in
+pieces of 512, 128 and 64, a second of CPU time read 114, 103 and 81 tokens (0.5 B parameters)."""
 
 
 class Passes:
@@ -31,7 +31,7 @@ class Passes:
         # the sizes of pieces, as in `PIECE_TOKENS`
         is_fast = decoder.device.type != "cpu"
         self.pieces = (PREFILL_TOKENS, PREFILL_TOKENS) if is_fast else PIECE_TOKENS
-        # bytes of a token's keys and values on each device, which the self-test measures
+        # bytes of a token's keys and values, by device; the self-test measures them
         self.token_bytes: Mapping[torch.device, int] = {}
         self._decoder = decoder
         self._pool = Pool()
@@ -51,7 +51,7 @@ class Passes:
         self._run(pieces)
 
     def read(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
-        """Compute rows of next committed tokens. `parts`: requests, and how many tokens of each."""
+        """Compute the rows of the next tokens. `parts`: requests, each with its number of tokens."""
         self._run([request.read(n) for request, n in parts if isinstance(request, TreeForm)])
 
     def _run(self, pieces: Sequence[Piece]) -> None:

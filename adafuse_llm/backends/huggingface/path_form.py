@@ -17,7 +17,7 @@ class PathForm(RequestLogits):
     """A request to a model, such as Mamba, whose layers need not keep a row for each token.
 
     The request has one cache for the trunk (the committed tokens), and one for every tip (a node
-    without evaluated children). The prompt takes one pass, and so does every later token.
+    without evaluated children). The prompt takes one pass, and every later token at least one.
     """
 
     unread = 0  # this form reads a prompt as a whole
@@ -65,7 +65,7 @@ class PathForm(RequestLogits):
         return logits
 
     def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
-        """Run a node. `shared`: whether a later node needs the cache of the same parent."""
+        """Run a node; return logits and its cache. `shared`: whether to keep the parent's cache."""
         parent = node.parent
         assert parent is not None
         if parent in self._tips:

@@ -18,10 +18,10 @@ FORMS: tuple[str, ...] = ("tree", "path")
 """The forms, in the order in which they are tried."""
 
 PROMPTS = (6, 4)
-"""Lengths of the two prompts in tokens, if the window has room for them."""
+"""Lengths of the two prompts in tokens. A small context window makes them shorter."""
 
 DEPTH = 3
-"""Number of tokens that follow a prompt."""
+"""Number of tokens in the longer branch that follows a prompt."""
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest accepted mean error of logits, relative to their standard deviation, by data type."""
@@ -93,7 +93,7 @@ def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
 
 
 def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
-    """Return the logits after the sequences of `_expected`, from two trees that share passes.
+    """Return the logits after the sequences of `_expected`, from two trees. Set `token_bytes`.
 
     Each tree has two branches. After a commit, one of them grows.
     """

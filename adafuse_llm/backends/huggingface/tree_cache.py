@@ -19,7 +19,7 @@ from adafuse_llm.backends.logits.state import RequestLogits, to_device
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 FIRST_ROWS = 64
-"""Number of rows of the shortest slots. Longer slots have two, four, ... times as many."""
+"""Number of rows of the shortest slots in a `Pool`. Others have two, four, ... times as many."""
 
 LONG_PIECE = 16
 """Maximum number of tokens in a piece that attends together with others."""
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class Slab:
-    """Buffers of slots with `capacity` rows. A request has one slot; a pass can use many."""
+    """Buffers of keys and values, divided into slots of `capacity` rows. A request has one slot."""
 
     def __init__(self, capacity: int, slots: int = 1) -> None:
         # orders the slabs in a pass, in the same way in every run
@@ -46,7 +46,7 @@ class Slab:
         self.layers: dict[int, KeysValues] = {}
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        """Return the buffers of a layer, whose new keys and values have the shape [1, k, n, d]."""
+        """Return the buffers of a layer. `keys` and `values` are new ones for it, [1, k, n, d]."""
         if index not in self.layers:
             # zeros, because even masked values must not be NaN
             keys, values = (
@@ -60,7 +60,7 @@ class Slab:
         for index, buffers in self.layers.items():
             keys, values = (old.new_zeros((old.shape[0], slots, *old.shape[2:])) for old in buffers)
             for new, old in zip((keys, values), buffers, strict=True):
-                # if an earlier growth ran out of memory, some buffers are longer
+                # if an earlier `grow` ran out of memory, some buffers have more slots
                 new[:, : self.slots] = old[:, : self.slots]
             self.layers[index] = keys, values
         self.free += range(self.slots, slots)
@@ -88,7 +88,7 @@ class Rows:
         slab.free.remove(self.slot)
 
     def layers(self) -> dict[int, KeysValues]:
-        """Return views of the keys and values of all layers, [1, k, capacity, d]."""
+        """Return views of the keys and values, [1, k, capacity, d], by layer index."""
         layers = self.slab.layers.items() if self.slab else ()
         own = slice(self.slot, self.slot + 1)
         return {n: (k[:, own].transpose(0, 1), v[:, own].transpose(0, 1)) for n, (k, v) in layers}
@@ -108,7 +108,7 @@ class Rows:
         # an earlier request may have left NaN in the slot
         for tensor in self.tensors():
             tensor[:, :, self.count :] = 0
-        # other requests may take the old slot
+        # let other requests take the old slot
         if before[0] is not None:
             before[0].free.append(before[1])
 
@@ -141,7 +141,7 @@ class Pool:
         self._slabs: weakref.WeakSet[Slab] = weakref.WeakSet()
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
-        """Give every request a slot with room for the rows of its piece."""
+        """Give the request of every piece a slot with room for its old and new rows."""
         waiting: dict[int, list[Rows]] = defaultdict(list)
         for piece in pieces:
             rows, size = piece.request.kv, len(piece.positions)
@@ -170,7 +170,7 @@ class Pool:
 
 
 def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
-    """Return the bytes of one token in keys and values, [1, k, r, d], by device."""
+    """Return the bytes that one token takes in keys and values, [1, k, r, d], by device."""
     sizes: Counter[torch.device] = Counter()
     for tensor in tensors:
         sizes[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
@@ -179,13 +179,13 @@ def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens of one request in a pass. The pass appends n rows to those of the request."""
+    """The tokens of one request in a pass. The pass appends their n rows to the request's rows."""
 
     request: TreeForm
     tokens: Sequence[int]
     # positions of all rows, [r]; the new rows are the last
     positions: NDArray[np.int64]
-    # whether each token sees each row, [n, r]; None if it sees its own and all before it
+    # whether each token sees each row, [n, r]; None if each sees its own row and all before
     visible: NDArray[np.bool_] | None
     # indices and nodes of the tokens whose logits the pass returns
     keep: Sequence[int]
@@ -202,7 +202,7 @@ class Piece:
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """Return whether each token sees each row, [n, r]: at most the last `window` positions."""
+        """Return whether each token sees each row, [n, r], if it sees only `window` positions."""
         size, rows = len(self.tokens), len(self.positions)
         seen = self.visible
         if seen is None:
@@ -215,9 +215,9 @@ class Piece:
 class TreeForm(RequestLogits):
     """A request whose tokens all have rows in one slot: the committed ones and those of nodes.
 
-    Every new token sees the rows of the committed tokens (the trunk). A node also sees the rows of
-    the nodes above it. Masks hide the rows of dropped nodes. Once these are more than a quarter of
-    all rows, `_compact` removes them. `kv`: rows of the first prompt tokens, but not of the last.
+    A token sees the rows of the committed tokens (the trunk) before it. A node also sees the rows
+    of the nodes above it. Masks hide rows of dropped nodes, until `_compact` removes them once they
+    are over a quarter of all rows. `kv`: rows of the first tokens of the prompt, but not of all.
     """
 
     def __init__(self, tree: TokenTree, kv: Rows | None = None) -> None:
@@ -228,7 +228,7 @@ class TreeForm(RequestLogits):
         # whether each row belongs to the trunk, and its position, [r]
         self._trunk = np.ones(self.committed, dtype=np.bool_)
         self._positions = np.arange(self.committed, dtype=np.int64)
-        # rows of the nodes below the root
+        # by node below the root: the index of its row
         self._row: dict[Node, int] = {}
 
     def first(self, count: int) -> Rows:
@@ -255,7 +255,7 @@ class TreeForm(RequestLogits):
         return self._piece(self.tree.ids[self.committed :], below)
 
     def reroot(self, before: Node, below: set[Node]) -> None:
-        # the new root has no row if the member has only scored it
+        # the new root has no row if no pass has run it so far
         line = [self._row[n] for n in self.tree.since(before) if n in self._row]
         self._trunk[line] = True
         self.committed += len(line)

@@ -9,7 +9,7 @@ __all__ = ["LlamaCppBackend"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the member only if it is used, because it needs torch."""
+    """Import `LlamaCppBackend` only if it is used, because it needs torch."""
     if name == "LlamaCppBackend":
         from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
 

@@ -46,7 +46,7 @@ query needs the logits after it."""
 class LlamaCppBackend(LogitsBackend[LlamaState]):
     """A member that consists of a GGUF model, which llama.cpp runs.
 
-    One call of llama.cpp evaluates the nodes of all requests. The requests share a cache with a
+    A call of llama.cpp can evaluate nodes of many requests. The requests share a cache with a
     fixed number of cells, one for each token. A child process tries a new file first.
 
     Args:
@@ -138,7 +138,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         except CacheFullError:
             if not self._repeatable:
                 raise
-        # cells of removed tokens, which are not used again, fill the cache: read all prompts again
+        # cells that a repeatable member cannot use again fill the cache: read all prompts again
         with self._lock:
             self._start_anew()
         return [False] * len(trees)
@@ -239,7 +239,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                     raise
 
     def _make_room(self, count: int, state: LlamaState | None = None) -> None:
-        # first, take sequences from other requests; last, drop the nodes of `state`
+        # first take sequences from other requests, then run the batch; last, drop nodes of `state`
         while len(self._context.free) < count:
             if self._shed({*self._planned(), state}):
                 continue

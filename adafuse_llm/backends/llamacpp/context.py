@@ -26,7 +26,7 @@ MAX_SEQUENCES = 256
 """Number of sequences of a context. llama.cpp does not support more."""
 
 BATCH_TOKENS = 2048
-"""Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
+"""Maximum number of tokens in one call of llama.cpp. Small caches and `repeatable` lower it."""
 
 PIECE_TOKENS = (32, 64)
 """Numbers of tokens in a piece of a prompt on a CPU: the first while another request writes, the
@@ -170,7 +170,7 @@ class Context:
         return np.ctypeslib.as_array(logits, shape).copy()
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Add the tokens of `source` from position `start` up to `end` (-1: all) to `target`."""
+        """Add tokens of `source` to `target`: from position `start` to before `end` (-1: all)."""
         self._library.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def cut(self, sequence: int, length: int = 0) -> None:
@@ -181,7 +181,7 @@ class Context:
             raise RuntimeError("llama.cpp cannot remove tokens from the cache of this model")
 
     def give_back(self, sequences: Iterable[int]) -> None:
-        """Empty sequences, so that they are free again."""
+        """Remove all tokens of `sequences`, and add these to `free`."""
         for sequence in sequences:
             self.cut(sequence)
             self.free.append(sequence)

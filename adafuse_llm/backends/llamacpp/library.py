@@ -101,7 +101,7 @@ class Settings:
 
 
 class Model:
-    """A model that llama.cpp has loaded from a GGUF file, or from the first file of a split model.
+    """A model that llama.cpp has loaded. `path`: its GGUF file, or the first file of a split model.
 
     Attributes:
         label: name of the member in errors.

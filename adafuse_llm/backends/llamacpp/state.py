@@ -2,7 +2,7 @@
 
 A request has one sequence for its committed tokens (the trunk), and one for every tip, which is a
 cached node without cached children. All tips below a node share its cell. The member can drop nodes
-at any time, because `LlamaState.plan` evaluates them again when it needs them.
+at any time, because `LlamaState.plan` plans them again when a query needs them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LlamaState(RequestLogits):
     def read(
         self, count: int, sequences: Sequence[int] | None = None
     ) -> list[tuple[Entry, Node | None]]:
-        """Return the next `count` committed tokens, to extend `sequences` (default: the trunk)."""
+        """Plan the next `count` committed tokens, to extend `sequences` (default: the trunk)."""
         start, self.committed = self.committed, self.committed + count
         tokens = self.tree.ids[start : self.committed]
         sequences = sequences or [self.trunk]

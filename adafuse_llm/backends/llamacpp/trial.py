@@ -2,8 +2,8 @@
 
 Native code can end its process if the processor lacks an instruction, if a kernel has a defect, or
 if a file is malformed. So a child process loads the file with the settings of the member, and
-evaluates a few tokens. The user's cache folder has an empty file for every success with a library,
-machine, settings and GGUF file.
+evaluates a few tokens. After a success, an empty file in the user's cache folder saves further
+trials with the same library, machine, settings and GGUF file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TOLERANCE: Final = 0.1
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Maximum size, in bytes, of a file to identify by its content, and not by path, size and time."""
+"""Largest file, in bytes, that is identified by its content, and not by its path, size and time."""
 
 OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 """Exit codes of a child process: out of memory, and the lowest one of a crash on Windows."""
@@ -129,7 +129,7 @@ def _identity(path: Path) -> str:
 
 
 def load(facts: GGUFFacts, label: str, settings: Settings) -> tuple[Model, LlamaVocabulary]:
-    """Load a file, and check its logits if the weights are loaded, or raise a `LoadError`."""
+    """Load a file, and check a few logits, unless `settings` ask for the vocabulary only."""
     model = Model(facts.files[0], label, settings)
     vocabulary = LlamaVocabulary(model, facts)
     if not settings.vocabulary_only:

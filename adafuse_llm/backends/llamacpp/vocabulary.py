@@ -39,7 +39,7 @@ whitespace. Longer runs are split, as llama.cpp's regular expressions need stack
 character of a word: a word of 40,000 letters would end the process."""
 
 SHORT, CACHED = 64, 4_096
-"""Maximum length of a text whose tokens are cached, and number of these texts. With some
+"""Maximum length of a text whose tokens are cached, and maximum number of these texts. With some
 vocabularies, llama.cpp compiles regular expressions for every text, for up to a millisecond."""
 
 _LONG = re.compile(rf"\w{{{WORD}}}|\s{{{WORD}}}|[^\w\s]{{{WORD}}}|\S{{{TEXT}}}")
@@ -56,8 +56,8 @@ class LlamaTokenizer:
 
     Attributes:
         pieces: the bytes of the tokens, by id.
-        added_tokens_decoder: by id, control tokens, and tokens that llama.cpp takes out of a text
-            before it splits the rest into words.
+        added_tokens_decoder: by id, control tokens, the unknown token, and tokens that llama.cpp
+            takes out of a text before it splits the rest into words.
         unk_token_id: id of the token for text that no other token can write, or None.
         prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It may also
             put an end token after a prompt, which is left out, because members continue prompts.
@@ -280,7 +280,7 @@ def _added_tokens(pieces: Sequence[bytes], attributes: Sequence[int]) -> dict[in
     tokens = {}
     for token, (piece, attribute) in enumerate(zip(pieces, attributes, strict=True)):
         if attribute & (UNKNOWN | CONTROL | USER_DEFINED):
-            # llama.cpp calls some control tokens, such as <|start|>, ordinary ones
+            # llama.cpp calls some control tokens, such as <|start|>, user-defined
             text = _text(piece)
             is_special = not attribute & USER_DEFINED or bool(_CONTROL.fullmatch(text))
             tokens[token] = AddedToken(text, special=is_special)
