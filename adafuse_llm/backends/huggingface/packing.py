@@ -44,7 +44,7 @@ tokens to 300 rows took 71 instead of 106 µs, and to 2,000 rows 404 instead of 
 
 
 class Scores(NamedTuple):
-    """How a layer computes its attention scores."""
+    """How a layer computes its attention."""
 
     # factor of the scores; None for the default
     scale: float | None
@@ -138,7 +138,7 @@ def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def in_slots(piece: Piece) -> tuple[int, int, int]:
-    """Return the sort key of a piece: first its slab, then short before long, then its slot."""
+    """Return a piece's sort key: by slab, then short pieces before long ones, then by slot."""
     number = piece.request.kv.slab.number if piece.request.kv.slab else 0
     return number, piece.is_long, piece.request.kv.slot
 

@@ -21,7 +21,7 @@ PROMPTS = (6, 4)
 """Lengths of the two prompts in tokens. A small context window makes them shorter."""
 
 DEPTH = 3
-"""Number of tokens in the longer branch that follows a prompt."""
+"""Number of tokens in the longer of the two branches that follow a prompt."""
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest accepted mean error of logits, relative to their standard deviation, by data type."""
@@ -93,9 +93,9 @@ def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
 
 
 def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
-    """Return the logits after the sequences of `_expected`, from two trees. Set `token_bytes`.
+    """Return the logits after the sequences of `_expected`. Set `passes.token_bytes`.
 
-    Each tree has two branches. After a commit, one of them grows.
+    The sequences are in two trees with two branches. After a commit, one branch of each grows.
     """
     trees = [TokenTree(prompt) for prompt in _prompts(decoder)]
     requests = [passes.new_request(tree) for tree in trees]

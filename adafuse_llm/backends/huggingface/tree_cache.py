@@ -202,7 +202,7 @@ class Piece:
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """Return whether each token sees each row, [n, r], if it sees only `window` positions."""
+        """Return whether each token sees each row, [n, r]: the last `window` positions (None: all)."""
         size, rows = len(self.tokens), len(self.positions)
         seen = self.visible
         if seen is None:

@@ -39,8 +39,8 @@ PART_NODES = 64
 """Maximum number of nodes that a request adds to a batch at a time. Each may need a sequence."""
 
 Batch = list[tuple[LlamaState, Entry, Node | None]]
-"""Tokens that run together: for each, its request's state, its entry, and its node, or None if no
-query needs the logits after it."""
+"""Tokens to run: for each, its request's state, its entry, and its node, or None if no query needs
+the logits after the token."""
 
 
 class LlamaCppBackend(LogitsBackend[LlamaState]):

@@ -181,7 +181,7 @@ class Context:
             raise RuntimeError("llama.cpp cannot remove tokens from the cache of this model")
 
     def give_back(self, sequences: Iterable[int]) -> None:
-        """Remove all tokens of `sequences`, and add these to `free`."""
+        """Clear `sequences`, and add them to `free`."""
         for sequence in sequences:
             self.cut(sequence)
             self.free.append(sequence)

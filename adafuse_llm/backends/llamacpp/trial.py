@@ -2,8 +2,8 @@
 
 Native code can end its process if the processor lacks an instruction, if a kernel has a defect, or
 if a file is malformed. So a child process loads the file with the settings of the member, and
-evaluates a few tokens. After a success, an empty file in the user's cache folder saves further
-trials with the same library, machine, settings and GGUF file.
+evaluates a few tokens. After a success, an empty file in the user's cache folder marks the
+library, machine, settings and GGUF file, so that later loads need no trial.
 """
 
 from __future__ import annotations

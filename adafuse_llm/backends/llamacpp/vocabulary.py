@@ -59,11 +59,11 @@ class LlamaTokenizer:
         added_tokens_decoder: by id, control tokens, the unknown token, and tokens that llama.cpp
             takes out of a text before it splits the rest into words.
         unk_token_id: id of the token for text that no other token can write, or None.
-        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It may also
-            put an end token after a prompt, which is left out, because members continue prompts.
+        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. An end
+            token that it puts after a prompt is left out, because members continue prompts.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
-            which its chat template ends a reply. Tokens that llama.cpp guesses are left out,
-            because it can guess any token.
+            which its chat template ends a reply. Guesses of llama.cpp are left out, because it may
+            take any token for an end token.
         warnings: defects of the file that make the model's answers worse.
 
     Raises:
