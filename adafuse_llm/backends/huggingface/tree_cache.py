@@ -202,7 +202,7 @@ class Piece:
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """Return whether each token sees each row, [n, r]: the last `window` positions (None: all)."""
+        """Return whether tokens see rows, [n, r], among the last `window` positions (None: all)."""
         size, rows = len(self.tokens), len(self.positions)
         seen = self.visible
         if seen is None:
@@ -307,7 +307,7 @@ class TreeForm(RequestLogits):
             if above in seen:
                 own |= seen[above]
             else:
-                # these ancestors have rows from earlier passes, even if they run again now
+                # take the ancestors' rows from earlier passes, even if some ancestors run again now
                 while above in self._row:
                     own[self._row[above]] = True
                     above = above.parent

@@ -61,7 +61,7 @@ class LlamaState(RequestLogits):
             if node.parent not in through:
                 self._reserve(node, children, through)
         root = [self.trunk, *dict.fromkeys(s for n in children[self._root] for s in through[n])]
-        # the committed tokens that are left run first, then the nodes
+        # first run the committed tokens that have not run, then the nodes
         planned = self.read(len(self.tree.ids) - self.committed, root)
         if planned and self._root in keep:
             planned[-1] = replace(planned[-1][0], keep=True), self._root
@@ -94,7 +94,7 @@ class LlamaState(RequestLogits):
         source = self.trunk
         if parent is not self._root:
             source = next(s for tip, s in self.tips.items() if parent in _upwards(tip))
-        # give every new tip a sequence, which runs through all nodes above it
+        # give every new tip a sequence, which runs through all new nodes above it
         for tip in (below for below in order if below not in children):
             if parent in self.tips:  # the first new tip takes over the parent's sequence
                 sequence = self.tips.pop(parent)

@@ -60,7 +60,7 @@ class LlamaTokenizer:
             takes out of a text before it splits the rest into words.
         unk_token_id: id of the token for text that no other token can write, or None.
         prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. An end
-            token that it puts after a prompt is left out, because members continue prompts.
+            token that llama.cpp puts after a prompt is left out, because members continue prompts.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Guesses of llama.cpp are left out, because it may
             take any token for an end token.
@@ -169,7 +169,7 @@ class LlamaTokenizer:
         assert template is not None, "the file has no chat template"
         if not isinstance(template, str):
             template = template["tool_use" if tools and "tool_use" in template else "default"]
-        # leave out values of None, because a template may test whether a key exists
+        # leave out keys whose value is None, because a template may test whether a key exists
         turns = [{k: v for k, v in turn.items() if v is not None} for turn in messages]
         rendered, _ = render_jinja_template(
             conversations=[turns],
