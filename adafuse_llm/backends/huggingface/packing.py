@@ -3,7 +3,7 @@
 The pass runs over one sequence with the tokens of all requests, so all layers but attention compute
 them at once. Its cache is a `PackedCache`, which adds a row (a key and a value) for every token to
 the rows of its request. Its attention is `_attend` (see transformers' ``AttentionInterface``):
-tokens see only rows of their request. Outside such a pass, `_attend` computes usual attention.
+tokens see only rows of their own request. Outside such a pass, `_attend` changes nothing.
 
 Shapes: T tokens of the pass; n tokens and r rows of one request; h query heads, k key/value heads
 of size d, g = h / k.

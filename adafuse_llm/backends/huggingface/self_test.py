@@ -95,7 +95,7 @@ def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
 def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
     """Return the logits after the sequences of `_expected`. Set `passes.token_bytes`.
 
-    The sequences are in two trees with two branches. After a commit, one branch of each grows.
+    They form two trees with two branches each. After a commit, one branch of each tree grows.
     """
     trees = [TokenTree(prompt) for prompt in _prompts(decoder)]
     requests = [passes.new_request(tree) for tree in trees]
