@@ -46,16 +46,16 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a backend answers to one query.
+    """A backend's answer to one query.
 
     Attributes:
-        next: a summary of the next-token distribution for each node of ``Query.evaluate``, in
-            order.
-        logprobs: a natural-log probability for each node of ``Query.score``, in order. A value may
-            be minus infinity.
+        next: a summary of the next-token distribution after each node, in the order of
+            ``Query.evaluate``.
+        logprobs: the natural logarithm of the probability of each node's token, in the order of
+            ``Query.score``. It may be minus infinity.
         passes: number of forward passes that the query took part in.
         tokens: number of tokens that the backend processed for the query.
-        reused: number of prompt tokens that the backend had already processed for other requests.
+        reused: number of committed tokens that the backend had processed for other requests.
     """
 
     next: tuple[Next, ...]
@@ -81,7 +81,7 @@ class Backend(ABC):
     - `token_texts`, `has_word_ends` and `grammar_tokenizer` describe the tokens for masks, grammars
       and some strategies.
 
-    A member without any state, which computes a distribution from all tokens before it:
+    A member without any state, which computes each distribution from the whole text before it:
 
     >>> from adafuse_llm.backends import FakeBackend, Query, TokenTree
     >>> member = FakeBackend("wren", lambda text: {"a": 0.9, "<end>": 0.1})
@@ -90,7 +90,7 @@ class Backend(ABC):
     (2, 0)
 
     The tree holds everything that a backend needs: ``tree.ids`` are the committed tokens, and
-    ``tree.tokens(node)`` those after them, up to a node. A backend may keep its own state of a
+    ``tree.tokens(node)`` the tokens after these, up to `node`. A backend may keep a state for each
     request in ``TokenTree.state``. If ``tree.root`` has moved since the last query, the engine has
     committed a span, and the tree has dropped every node that is not below the new root.
 
@@ -148,13 +148,13 @@ class Backend(ABC):
 
         Raises:
             Exception: any type, for example because the vocabulary lacks a token. The engine then
-                repeats every query in a call of its own, and raises a `MemberError` if that fails.
+                repeats each query in a separate call, and raises a `MemberError` if one fails again.
                 An invalid result, such as a NaN, counts as a failure. So a backend must not cache
                 anything from a result that contains NaN.
         """
 
     def release(self, tree: TokenTree) -> None:
-        """Free what ``tree.state`` holds for a request that has ended, and set it to None.
+        """After a request has ended, free what ``tree.state`` holds, and set the state to None.
 
         The engine may release a tree that had no query, and may release a tree twice.
         """
@@ -223,7 +223,7 @@ class Backend(ABC):
         return False
 
     def grammar_tokenizer(self) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the member's tokens. It is needed only once.
+        """Return an ``llguidance.LLTokenizer`` with the member's tokens. This is called only once.
 
         Raises:
             Exception: llguidance cannot read the tokens.

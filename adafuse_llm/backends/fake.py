@@ -30,7 +30,7 @@ class FakeBackend(Backend):
         rule: a function that takes the text so far (prompt and response) and returns the
             probabilities of the next tokens, by their texts. The token ``END`` ends the response.
             The probabilities may sum to less than 1.
-        vocabulary: texts of several characters, which become single tokens.
+        vocabulary: texts that are tokens. Without `is_complete`, every character is a token, too.
         is_complete: whether `vocabulary` lists every token, single characters included. If so, any
             other token raises an error. Otherwise, the engine cannot restrict the next tokens.
         context_window: maximum number of tokens in a sequence; None for no limit.
@@ -145,7 +145,7 @@ def _answered(
     texts: Sequence[str] | None,
     end_ids: frozenset[int],
 ) -> QueryResult:
-    """Return the result of a query. `after` returns log-probabilities that `_ordered` sorted."""
+    """Return the result of a query. `after` returns sorted log-probabilities (`_ordered`)."""
     ending = end_ids.union(token for token, text in enumerate(texts or ()) if text[:1].isspace())
     nexts = []
     for node in query.evaluate:
@@ -220,7 +220,7 @@ class FakeCodec(TextCodec):
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         tokens, at = [], 0
-        # take the longest known token except `END`, which no text can spell, or one character
+        # take the longest known token (not `END`, which no text can spell), or else one character
         while at < len(text):
             size = next(
                 size

@@ -45,7 +45,7 @@ class PrefixCache(Generic[T]):
         return len(self._ids)
 
     def fitting(self, tokens: Sequence[int]) -> Ids:
-        """Return the first of `tokens` that fit in; none if these are too few or already kept."""
+        """Return the first `limit` tokens; none if already kept or fewer than `MIN_SHARED`."""
         ids = np.array(tokens[: self.limit], dtype=np.int64)
         is_known = _most_alike(ids, self._ids.items())[1] == len(ids)
         return ids[:0] if is_known or len(ids) < MIN_SHARED else ids
@@ -115,7 +115,7 @@ class PrefixCache(Generic[T]):
 
 
 def _most_alike(ids: Ids, sequences: Iterable[tuple[T, Ids]]) -> tuple[T | None, int]:
-    """Return the value of the sequence that shares most first tokens with `ids`, and how many."""
+    """Return the value of a sequence with the longest prefix of `ids`, and that prefix's length."""
     best, length = None, 0
     for value, cached in sequences:
         size = min(len(ids), len(cached))

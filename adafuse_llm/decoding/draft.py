@@ -1,8 +1,8 @@
 """Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
 A draft that the algorithm needs later saves a pass. Any other only makes a pass a little longer.
-Drafts never change a result. `Drafts.wrap` adds three kinds to the queries of a request, and
-neither the algorithm nor its members know of them:
+Drafts never change a result. `Drafts.wrap` adds three kinds of drafts to the queries of a
+request. Neither the algorithm nor the members know of them:
 
 * Spans that other members proposed in this round. The member must score them anyway, and may
   propose one of them itself.
@@ -34,25 +34,25 @@ Events: TypeAlias = Generator[Ask | E, None, None]
 Proposals: TypeAlias = Mapping[MemberState, Steps[Proposal]]
 
 WIN_SHARE = 0.4
-"""A candidate is likely to win if at least this share of the members propose it. For a member whose
-further tokens are expensive, all members must propose it."""
+"""A candidate is likely to win if it is the likeliest span of a member, and at least this share of
+the members propose it. For a member whose further tokens are expensive, all must propose it."""
 
 EXPENSIVE = 0.2
-"""Above this `Backend.token_cost`, a member's further tokens are expensive, so it drafts fewer. In
-passes of SmolLM2 and Qwen 0.5B, drafts saved time up to a cost of 0.3 (B = 1) or 0.17 (B = 3)."""
+"""Above this `Backend.token_cost`, a member's further tokens are expensive: it gets fewer drafts.
+In passes of SmolLM2 and Qwen 0.5B, they saved time up to a cost of 0.3 (B = 1) or 0.17 (B = 3)."""
 
 MAX_DRAFT = 6
 """Maximum number of tokens that a member drafts for a larger one at a time."""
 
 START_RATE, RATE_STEP, RETRY_STEP = 0.7, 0.15, 0.01
-"""The share of right drafts that a `Drafter` expects first. Every observed draft changes it with
-the weight `RATE_STEP`. A pass without drafts moves it back to its start by `RETRY_STEP`."""
+"""`START_RATE` is the share of right drafts that a `Drafter` expects first. A checked draft moves
+it with the weight `RATE_STEP`. A pass without drafts moves it back with the weight `RETRY_STEP`."""
 
 MAX_SIZE = 0.5
-"""Largest number of parameters of a drafter, relative to the member for which it drafts."""
+"""Largest ratio of a drafter's parameter count to that of the member for which it drafts."""
 
 WORTH_IT = 0.9
-"""A member drafts if this is expected to reduce the cost of a token to at most this share."""
+"""A member drafts if drafts are expected to lower the cost of a token to at most this share."""
 
 MAX_COMPARED = 16
 """Maximum number of last tokens that `Lookup` compares with earlier text."""
@@ -77,7 +77,7 @@ class Lookup:
         place = self._places.get(last[-2:]) or self._places.get(last[-1:])
         if place is None:
             return []
-        # copy one token and one more for every two equal ones: long quotations go on more often
+        # copy one token, and one more for every two that agree: long quotations go on more often
         most = min(len(last), place)
         equal = next((n for n in range(most) if ids[place - 1 - n] != last[-1 - n]), most)
         copied: list[Node] = []
@@ -90,7 +90,7 @@ class Lookup:
 
 
 class Drafter:
-    """A member that drafts for a larger one, the reader, and how often it was right lately.
+    """A member that drafts for a larger one, the reader, and how often its drafts are right.
 
     `cost` is the cost of its tokens relative to the reader's, infinite if it cannot draft.
     """
@@ -117,7 +117,7 @@ class Drafter:
         return min(costs) if min(costs)[0] <= WORTH_IT else (1.0, 0)
 
     def draft(self, start: Node, count: int) -> Steps[Sequence[Node]]:
-        """Write up to `count` tokens after the reader's node `start`; return its nodes for them."""
+        """Write up to `count` tokens after the reader's node `start`. Return the reader's nodes."""
         if count < 1:
             return []
         member, reader = self.member, self._reader
@@ -180,8 +180,8 @@ class Drafts(NoDrafts):
     it. If the engine is `crowded`, all propose at the same time: one pass of a member then serves
     several requests, which saves more than drafts do.
 
-    Passes carry drafts only after the first call of `propose_all`, which not all strategies make. A
-    member whose drafts have failed gets no more.
+    `wrap` adds drafts only after the first call of `propose_all`, which not all strategies make. A
+    member whose query with drafts has failed gets no more drafts.
     """
 
     def __init__(self, members: Sequence[MemberState], crowded: Callable[[], bool]) -> None:
@@ -294,7 +294,7 @@ class Drafts(NoDrafts):
         return nodes
 
     def _starts(self, member: MemberState, end: Node) -> Iterable[Node]:
-        # the nodes with which a round after `end` would begin, or `end` if it is not evaluated
+        # the nodes with which a round after `end` begins, or `end` if these are not known
         if end.next is None or member.is_full(end):
             return [end]
         is_sure = end.next.margin >= self._config.margin_threshold

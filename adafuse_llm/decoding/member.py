@@ -41,7 +41,7 @@ class MemberQuery:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The queries that a computation yields. It resumes once the trees hold their results."""
+    """The queries of a computation. The computation resumes once the trees hold the results."""
 
     queries: tuple[MemberQuery, ...]
 
@@ -51,7 +51,7 @@ Steps = Generator[Ask, None, T]
 
 
 def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations together: every `Ask` has the next queries of all. Return their results."""
+    """Run computations together: each `Ask` has the next queries of all. Return all results."""
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
     while running:
@@ -92,7 +92,7 @@ class MemberState:
         opening: the beginning of the response.
         space_tokens: the member's tokens that begin with spaces; None if the spaces of `opening`
             are in `prompt`.
-        form: the form that the response must have, or None. It includes the spaces of `opening`.
+        form: the form that the response must have, with the spaces of `opening` first; or None.
         reply_prefix: text with which the chat templates began the reply.
         sampling: how to draw tokens; None to take the likeliest ones.
         adjustment: how to change the member's distributions, or None.
@@ -101,7 +101,7 @@ class MemberState:
         grammar: the response as the grammar reads it, the same for all members; None without one.
         prompt_tokens: number of committed tokens of the prompt, its last spaces included.
         passes, tokens: number of forward passes so far, and of tokens in them.
-        reused: number of prompt tokens that an earlier request had processed.
+        reused: number of committed tokens that the member had processed for other requests.
         word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets this
             before the first round.
         after_word: whether a token that the member draws next must begin another word or end the
@@ -219,7 +219,7 @@ class MemberState:
     ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
-        It asks for nothing that the tree holds. If `drafting`, the pass may carry drafts.
+        The query leaves out what the tree holds. If `drafting`, the pass may carry drafts.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
@@ -270,7 +270,7 @@ class MemberState:
         self.reused += result.reused
 
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
-        """Return the scored tokens from the root to `node`, each with the `count` likeliest.
+        """Return the scored tokens up to `node`, each with the `count` likeliest tokens in its place.
 
         A character belongs to the last of its tokens. Joining the texts gives the text of `node`.
         """

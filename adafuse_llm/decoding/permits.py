@@ -82,7 +82,7 @@ class Permits:
         return tokens.mask(missing) if is_mask else None
 
     def permitted(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return the nodes after which the grammar permits a token."""
+        """Return the nodes after which the grammar permits a token; all without a grammar."""
         return [node for node in nodes if self._form is None or self._after(node) is not None]
 
     def is_forced(self, node: Node) -> bool:
@@ -122,7 +122,7 @@ class Permits:
         return MemberError(self._name, f"{problem}. {hint}")
 
     def _after(self, node: Node) -> Allowed | None:
-        # None if there is no grammar, if it forbids the node, or if no token may follow
+        # what may follow; None if there is no grammar, or if it forbids the node or every token
         if self._form is not None and node not in self._allowed:
             state = self._state(node)
             if state is None:

@@ -46,8 +46,8 @@ class RoundOutcome:
     Attributes:
         pool: the candidates of the round.
         scored: the same candidates with their scores, in the same order.
-        winner: index of the winner.
-        margins: the margins of each member, by member name.
+        winner: index of the winning candidate.
+        margins: the margins Δ of each member (`Proposal.margins`), by member name.
         committed: the winner, or the part of it that ``max_new_tokens`` allows.
         forced: whether the grammar determined the text, so that no member was asked.
     """
@@ -103,7 +103,7 @@ def choose_best(
 ) -> RoundOutcome:
     """Choose the candidate of a pool with the lowest score. `scored` is in the order of the pool.
 
-    If a limit of tokens does not allow all of it, its longest prefix within the limit is committed.
+    If the text exceeds a limit of tokens, `committed` is its longest prefix within all limits.
     """
     winner = best_candidate(scored)
     committed = pool.cut(pool.candidates[winner])
@@ -135,7 +135,7 @@ def _commit(
 def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
     """Return a round with the text that the grammar determines, without asking any member.
 
-    None if the grammar leaves a choice, or if a member has no room for this text.
+    None if no grammar determines a text, or if a member has no room for it.
     """
     opening, grammar = members[0].opening, members[0].grammar
     text = "" if grammar is None or opening.is_reply else grammar.forced()
@@ -176,7 +176,7 @@ class Response:
                     self.member_logprobs[member.name] = so_far + winner.logprob(member)
 
     def cut(self) -> None:
-        """Remove what a stop sequence has cut off the transcript from the last rounds, too."""
+        """Remove from the last rounds, too, what a stop sequence has cut off the transcript."""
         # the rounds lose as many characters as the transcript has lost
         left = sum(len(done.text) for done in self.rounds) - len(self.transcript.text)
         for number, done in reversed([*enumerate(self.rounds)]):
@@ -195,7 +195,7 @@ class Response:
     def event(
         self, shown: str, finish: FinishReason | None = None, cut_by: str = ""
     ) -> StreamEvent:
-        """Return an event with the last round, and with the result if `finish` is given."""
+        """Return an event with the last round (unless cancelled) and, at the end, the result."""
         first, generation = self.members[0], None
         if finish is not None:
             shown += self.transcript.flush()
@@ -227,7 +227,7 @@ def decode(
 ) -> Generator[Ask | StreamEvent, None, None]:
     """Play rounds until a response ends, and yield one event per committed span.
 
-    With `top_logprobs`, every round lists its committed tokens, each with so many likeliest ones.
+    With `top_logprobs`, every round lists its committed tokens, each with that many likeliest ones.
     """
     members, grammar = response.members, response.members[0].grammar
     for index in count():

@@ -53,9 +53,9 @@ class PoolCandidate:
         return 0.0 - logprob / max(1, self.terms(member))
 
     def logprob(self, member: MemberState) -> float:
-        """Return the log-likelihood of the candidate in nats; -infinity if it cannot be scored.
+        """Return a candidate's log-likelihood in nats; -infinity if the member cannot score it.
 
-        It includes the end of the response if this follows.
+        It includes the end of the response if the candidate has it.
         """
         if member not in self.exact:
             return -math.inf
@@ -207,7 +207,7 @@ class Pool:
                 self._leading[member] = leading_space(member.text(first))
 
     def written(self, member: MemberState, text: str) -> str:
-        """Return how a member writes a candidate with this text into its tree."""
+        """Return the text of a candidate as a member writes it into its tree."""
         if member in self._leading and text.strip():
             return self._leading[member] + text.lstrip()
         return member.opening.tree_text(text)
@@ -218,7 +218,7 @@ Scorer = Callable[[PoolCandidate, Sequence[MemberState]], results.Candidate]
 
 
 def score(candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
-    """Return a candidate with every member's NLL, the fused score, and the log-probability."""
+    """Return a candidate with every member's NLL, and with the fused score and log-probability."""
     weights = [member.weight for member in members]
     logprobs = [candidate.logprob(member) for member in members]
     nll = [candidate.nll(*pair) for pair in zip(members, logprobs, strict=True)]

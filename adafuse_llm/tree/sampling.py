@@ -19,7 +19,7 @@ class Draw:
     """How to draw the token after a node.
 
     Attributes:
-        key: hash of the seed and of the response up to the node, from 0 to 2^64 - 1.
+        key: hash of the seed and of the response up to the node (`Sampling.draw`), below 2^64.
         temperature, top_p, top_k, min_p: as in `AdaFuseConfig`, but T is above 0.
         after_word: whether the token must begin with whitespace or end the response, because a word
             has ended. Has no effect if the other options leave no such token.

@@ -103,7 +103,7 @@ class Node:
 
 
 MAX_LINE = 64
-"""A node keeps a path (`Node.line`) of at most so many nodes, so long texts take little memory."""
+"""A node keeps a path (`Node.line`) of up to this many nodes, so long texts take little memory."""
 
 
 def is_allowed(mask: bytes, token: int) -> bool:

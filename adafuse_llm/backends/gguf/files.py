@@ -23,8 +23,8 @@ WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
     """Return whether a member is a GGUF model, which llama.cpp loads.
 
-    A folder or hub repository with ``config.json`` and `WEIGHTS` is a transformers model, unless
-    `file` is set. If a repository is not in the local cache, "gguf" in its name decides.
+    A folder or hub repository with ``config.json`` and files of `WEIGHTS` is a transformers model,
+    unless `file` is set. If a repository is not in the local cache, "gguf" in its name decides.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):

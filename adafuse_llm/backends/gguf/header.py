@@ -22,10 +22,10 @@ ALIGNMENT: Final = 32
 """Alignment of the weights in bytes, unless the header sets another one."""
 
 MAX_VALUES: Final = 512
-"""Maximum length of an array of numbers that is read, such as one with a value per layer."""
+"""Arrays of more numbers than this are skipped. Those with one number per layer are shorter."""
 
 SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-"""Format characters of Python's ``struct``, by GGUF's number of the type."""
+"""By GGUF's number of a scalar type: the format character in Python's ``struct``."""
 
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 
@@ -58,7 +58,7 @@ class GGUFFacts:
         cache_elements: how many numbers the keys and values of one token have, in all layers.
         parameters, weight_bytes: number of weights, and their size in bytes.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
-        entries: entries of the first header; of long arrays and arrays of texts, only lengths.
+        entries: the first header's entries. Long arrays and arrays of texts have only a length.
     """
 
     files: tuple[Path, ...]
@@ -161,7 +161,7 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
 
 
 def _cache_elements(header: _Header, architecture: str) -> int:
-    # multiply the key/value heads of all layers by the size of a key and a value together
+    # multiply the number of key/value heads in all layers by the size of a key plus a value
     attention = f"{architecture}.attention"
     layers = header.get(f"{architecture}.block_count", int) or 0
     heads, pairs = (

@@ -57,7 +57,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
         penalty = to_device(penalties, logits.device)
         changed = torch.where(logits < 0, logits * penalty, logits / penalty)
         torch.where(is_penalized, changed, logits, out=logits)
-    # penalties and forbidden tokens last
+    # presence and frequency penalties, and forbidden tokens, last
     taken = [each.taken for each in changes]
     if any(taken):
         where, numbers = _entries(logits, taken)
@@ -67,7 +67,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
 def _entries(
     logits: torch.Tensor, numbers: Sequence[Mapping[int, float]]
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the indices (row, token id) of all `numbers`, and the numbers."""
+    """Return the indices (rows, token ids) and the values of `numbers`, one mapping per row."""
     # a tokenizer may have more tokens than the model has logits
     size = logits.shape[-1]
     entries = [(row, *pair) for row, own in enumerate(numbers) for pair in own.items()]

@@ -32,19 +32,19 @@ PREFIX_CACHE_BYTES = 256 * 2**20
 class LogitsBackend(Backend, Generic[S]):
     """A member in this process, whose model returns logits as tensors.
 
-    The member reads prompts in pieces, and a new request reuses the cached tokens of others. If a
-    call fails, the member drops the states of these requests, so the engine can repeat the call.
-    Several engines may share the member.
+    The member reads prompts in pieces, and a new request reuses cached tokens of other requests. If
+    a call fails, the member drops the states of the requests in it, so the engine can repeat the
+    call. Several engines may share the member.
 
     A subclass calls `_set_up`, sets `_pieces` and `_kept`, and defines the abstract methods.
 
     Attributes:
-        vocabulary_size: number of the model's logits.
+        vocabulary_size: number of logits that the model returns after a token.
     """
 
     knows_distributions = True
-    # numbers of tokens in a piece: while a request writes its response, and while none does; a
-    # piece of several prompts has at most the second number in all
+    # maximum numbers of a prompt's tokens in a piece: while a request writes its response, and
+    # while none does; the second number also limits all prompts of a piece together
     _pieces: tuple[int, int]
     # cached tokens of finished requests
     _kept: PrefixCache[Any]
@@ -96,15 +96,15 @@ class LogitsBackend(Backend, Generic[S]):
 
     @abstractmethod
     def _new_state(self, tree: TokenTree) -> S:
-        """Return the state of a new request, with cached tokens of other requests."""
+        """Return the state of a new request, with the cached tokens that it can reuse from others."""
 
     @abstractmethod
     def _advance(self, queries: Sequence[Query]) -> list[S]:
-        """Evaluate the nodes of queries, and return the states of their requests, in order."""
+        """Evaluate the nodes that queries need, and return the states of the requests, in order."""
 
     @abstractmethod
     def _run_parts(self, parts: Sequence[tuple[S, int]]) -> None:
-        """Run the next committed tokens of requests. `parts`: states, and numbers of tokens."""
+        """Run the next committed tokens of requests. `parts`: (state, number of tokens) pairs."""
 
     @abstractmethod
     def _sources(self) -> Iterable[CachedTokens[Any]]:
@@ -121,7 +121,7 @@ class LogitsBackend(Backend, Generic[S]):
         try:
             return work()
         except BaseException:
-            # the engine may try again
+            # drop the states, because the engine may repeat the call
             for tree in trees:
                 self._forget(tree)
             raise
@@ -165,7 +165,7 @@ class LogitsBackend(Backend, Generic[S]):
         return [results[i] for i in range(len(queries))]
 
     def _answer(self, queries: Sequence[Query]) -> list[QueryResult]:
-        # score long texts, which no round has, in parts
+        # score many nodes, such as those of a long text, in parts
         size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
         long = {i: self._score_long(q, size) for i, q in enumerate(queries) if len(q.score) > size}
         others = [query for i, query in enumerate(queries) if i not in long]
@@ -177,7 +177,7 @@ class LogitsBackend(Backend, Generic[S]):
         return results
 
     def _score_long(self, query: Query, size: int) -> QueryResult:
-        """Answer a query, but score `size` nodes at a time, and do not keep their logits."""
+        """Answer a query, but score `size` nodes at a time, and keep no logits just for this."""
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         scores: list[float] = []
@@ -212,7 +212,7 @@ class LogitsBackend(Backend, Generic[S]):
         someone_writes = any(state.unread <= MIN_SHARED for state in known)
         size = self._pieces[0] if someone_writes else self._pieces[1]
         share = max(1, min(size, self._pieces[1] // max(1, len(long))))
-        # a rest that fits into the share runs later, together with the nodes
+        # the rest of a prompt runs later, together with the nodes, if it fits into the share
         if parts := [(states[i], share) for i in long if unread[i] > share]:
             self._run_parts(parts)
         return [i in states and unread[i] <= max(share, MIN_SHARED) for i in range(len(trees))]

@@ -16,16 +16,16 @@ from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
 SPARE = 64
-"""Number of tokens after the first `top_k` that a draw reads: they may be equally likely."""
+"""Number of tokens that a draw reads beyond `top_k`, as they may be as likely as the last one."""
 
 CANDIDATES = 8
-"""Number of tokens whose sums a fast draw computes again in float64."""
+"""Number of tokens whose log-probability plus noise a fast draw computes again in float64."""
 
 NOISE_ERROR = 0.05
 """Limit of the amount by which `_quick_noise` is too low. Real errors are below one half of it."""
 
 TRIED = 3
-"""Number of candidates for which a fast draw computes whether `top_p` leaves them."""
+"""Number of candidates for which a fast draw computes whether `top_p` keeps them."""
 
 UNSURE = 1e-5
 """Margin around `top_p` in which float32 sums are too imprecise, so the draw must be repeated."""
@@ -44,15 +44,15 @@ def drawn(
 ) -> torch.Tensor:
     """Return the token that each node draws, [n, 1], or `NONE` for a node without a draw.
 
-    The order is that of transformers: the temperature, then `top_k`, `top_p` and `min_p`.
+    The options apply in the order of transformers: temperature, `top_k`, `top_p`, `min_p`.
 
     Args:
         logits: the logits, [n, v]; minus infinity for tokens that cannot follow.
         draws: how each node draws.
         codes: hashes of the tokens, [v], in the form of `signed`.
         word_ends: ids of the tokens that begin with whitespace or end the response.
-        exact: whether to finish every draw. Otherwise, the few that would have to wait for the
-            device are `REDO`.
+        exact: whether to finish every draw. Otherwise, the few draws for which the CPU would
+            have to wait for the device are `REDO`.
     """
     codes = codes.to(logits.device)
     tokens = torch.full((len(draws), 1), NONE, device=logits.device)
@@ -64,7 +64,7 @@ def drawn(
     for rule, keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
         hashes = to_device(signed(list(keys.values())), logits.device)[:, None]
-        # after a word, only a token that shows its end can follow
+        # after a word, draw only tokens that show the word's end, if any are left
         is_end = None
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
@@ -99,7 +99,7 @@ def _draw(
     else:
         values, ids, _ = likeliest(logits, top, exact=exact)
         values = values.masked_fill(values < values[:, count - 1 : count], -math.inf)
-    # tokens that were not read may be as likely, too
+    # tokens that were not read may be as likely as the last one, too
     is_tied = values[:, -1:].isfinite() & (not exact and count < top < size)
     # the log-probabilities after the temperature, each row's highest one shifted to 0
     values = values.double()
@@ -129,7 +129,7 @@ def _draw_fast(
 ) -> torch.Tensor:
     """Draw like `_draw`, but without `top_k` and without sorting the vocabulary, or return `REDO`.
 
-    From the highest sum down, the first token that the options leave wins.
+    From the highest sum down, the first token that the options keep wins.
     """
     # find candidates in float32; rounding can make values equal, but never exchanges two of them
     highest = logits.amax(-1, keepdim=True)
@@ -149,7 +149,7 @@ def _draw_fast(
     sums, order = sums.topk(min(TRIED, sums.shape[-1]))
     ids, can_be = ids.gather(-1, order), is_left.gather(-1, order)
     is_known = (sums > bound) | bound.isneginf()
-    # find the candidates that `top_p` leaves, and those for which float32 is precise enough
+    # find the candidates that `top_p` keeps, and those for which float32 is precise enough
     if rule.top_p < 1:
         shares = scaled.softmax(-1)
         for place in range(ids.shape[-1]):
@@ -173,7 +173,7 @@ def _draw_fast(
 def likeliest(
     logits: torch.Tensor, top: int, *, exact: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the `top` highest logits, their token ids, [n, t] each, and which rows tie, [n, 1].
+    """Return the `top` highest logits and their token ids, [n, t], and which rows tie, [n, 1].
 
     Equal logits are in the order of token ids, on every device. ``topk`` may return any of several
     equal logits. So if it leaves out a logit that equals its last one, the row has a tie. Only
@@ -206,7 +206,7 @@ def _signed(value: int) -> int:
 
 
 def noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return Gumbel noise. `bits`: hash of a text XOR hash of the token after it, both `signed`."""
+    """Return Gumbel noise. `bits`: the key of a draw XOR the hash of a token, both `signed`."""
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
 

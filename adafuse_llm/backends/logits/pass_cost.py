@@ -25,7 +25,7 @@ REPEATS, MAX_SECONDS = 9, 1.0
 
 
 def measured_token_cost(member: LogitsBackend[Any], forget: Callable[[TokenTree], None]) -> float:
-    """Return the `token_cost` of a member that is ready to evaluate.
+    """Return the `token_cost` of a member that is ready to evaluate. `forget` drops a tree.
 
     On a CPU, it is measured in CPU time of this thread, which other programs and engines hardly
     change. So the member must use only this thread meanwhile; torch is set to do so.

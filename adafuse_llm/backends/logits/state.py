@@ -65,7 +65,7 @@ class RequestLogits:
             self.reroot(before, nodes - {self._root})
 
     def reroot(self, before: Node, below: set[Node]) -> None:  # noqa: ARG002
-        """Cache the tokens committed after the root `before`; keep only the nodes `below`."""
+        """Cache the tokens committed after the old root `before`; keep only the nodes in `below`."""
         return
 
     def missing(self, query: Query) -> list[Node]:
@@ -89,7 +89,7 @@ class RequestLogits:
 
 
 def learn(logits: torch.Tensor, owners: Sequence[tuple[RequestLogits, Sequence[Node]]]) -> None:
-    """Store the logits of a pass, [n, v], in the order of `owners` and of their nodes."""
+    """Store the logits of a pass, [n, v], with rows in the order of `owners` and their nodes."""
     sizes = [len(nodes) for _, nodes in owners]
     totals = logits.logsumexp(-1, keepdim=True).split_with_sizes(sizes)
     parts = logits.split_with_sizes(sizes)
@@ -119,7 +119,7 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_tokens(tokens: Sequence[int], size: int) -> None:
-    """Raise a ValueError if an id is no token, because this would corrupt a GPU's context."""
+    """Raise a ValueError if an id is `size` or more, because this would corrupt a GPU's context."""
     if (highest := max(tokens, default=0)) >= size:
         raise ValueError(
             f"token {highest} is outside the model's {size} tokens: the tokenizer does not match "

@@ -23,7 +23,7 @@ LOWEST: Final = -9999.0
 
 @dataclass(slots=True)
 class Prompt:
-    """A question about the distribution after token ids, and its answer.
+    """A question about the distribution after the token ids `ids`, and its answer.
 
     Attributes:
         top: number of likeliest next tokens that the server lists; 0 for none.
@@ -53,7 +53,7 @@ class ServerFacts:
         model: the model's name on the server.
         source: folder, file or hub id that the server loaded; None if unknown.
         version: name and version of the server.
-        window: maximum number of tokens in a prompt to which the server can add a token.
+        window: maximum number of tokens in a prompt that the server continues; None if unknown.
         listed_limit: maximum number of likeliest tokens in an answer, at most `WANTED_TOP`.
         vocabulary_size, parameters: numbers of tokens and of weights; None if unknown.
         limits_tokens: False if the server never answers with `Prompt.ends`.

@@ -25,8 +25,8 @@ PROBE_TOLERANCE = 0.5
 log-probabilities can depend on other requests, and may differ by `PROBE_TOLERANCE` nats."""
 
 SAMPLED = 40
-"""To check the server's regular expressions, the member tries at most so many tokens that end a
-word, and as many that do not."""
+"""To check the server's regular expressions, the member tries the likeliest tokens, at most this
+many others that end a word, and as many that do not."""
 
 UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors that mean that an answer does not have the expected form."""
@@ -93,7 +93,7 @@ class ServerBackend(Backend):
         return bool(self._tells_word_ends)
 
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        # ask one prompt for every node, and a probe for new requests
+        # send one prompt for every node, and a probe if there are new requests
         prompts: Prompts = {}
         counts = [self._add(query, prompts) for query in queries]
         asked = [*zip(queries, counts, strict=True)]
@@ -103,7 +103,7 @@ class ServerBackend(Backend):
         if self._losses < self._server.losses:  # the server may be another one
             probes.append(self._probe())
             self._ask(probes[-1:])
-        # compare the answers to the probe with the first answer
+        # compare the answers to the probe with the answer when the member was loaded
         before = self._fingerprint
         for now in (probe.listed for probe in probes):
             shared = before.keys() & now.keys()
@@ -187,13 +187,13 @@ class ServerBackend(Backend):
 
     def _find_word_ends(self) -> bool | None:
         """Return whether the server returns probabilities of word ends; None to ask again later."""
-        # find the tokens that end a word, and those of them to ask for by their ids
+        # find the tokens that end a word, and choose those to ask for by id
         texts = self._vocabulary.token_texts
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         permitted = [token for token in sorted(spaces) if texts[token][0].isascii()]
         others = [token for token, text in enumerate(texts) if text and token not in spaces]
         self._word_ends = self.end_ids | spaces.difference(permitted) | {*permitted[:1]}
-        # ask for likely tokens, and for some of each kind
+        # ask for likely tokens, for some that end a word, and for some that do not
         spread = (ids[:: max(1, math.ceil(len(ids) / SAMPLED))] for ids in (permitted, others))
         sample = set(self._fingerprint).union(*spread)
         prompt = self._probe()

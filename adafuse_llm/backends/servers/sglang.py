@@ -43,7 +43,7 @@ class SglangApi(ServerApi):
             "input_ids": [list(prompt.ids) for prompt in asked],
             "sampling_params": [plain] * len(prompts) + [ending] * len(limited),
             "return_logprob": True,
-            # from the last token on, as SGLang cannot reuse its prefix cache for earlier ones
+            # from the last token on: for earlier ones, SGLang could not reuse its prefix cache
             "logprob_start_len": [len(prompt.ids) - 1 for prompt in asked],
             "top_logprobs_num": [prompt.top for prompt in prompts] + [0] * len(limited),
             "token_ids_logprob": [sorted(prompt.given) for prompt in asked],

@@ -84,7 +84,7 @@ class VllmApi(ServerApi):
 
 
 def _listed_limit(server: Connection, model: str) -> int:
-    # if the server lists fewer tokens, its error names the limit
+    # if the server lists fewer tokens than `WANTED_TOP`, its error names the limit
     try:
         server.post(PATH, {**_body(model, [Prompt((0,))]), "logprobs": WANTED_TOP})
     except MemberError as error:
