@@ -148,7 +148,7 @@ class Backend(ABC):
 
         Raises:
             Exception: any type, for example because the vocabulary lacks a token. The engine then
-                repeats each query in a separate call, and raises a `MemberError` if one fails again.
+                repeats each query in its own call, and raises a `MemberError` if one fails again.
                 An invalid result, such as a NaN, counts as a failure. So a backend must not cache
                 anything from a result that contains NaN.
         """

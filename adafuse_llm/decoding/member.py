@@ -270,7 +270,7 @@ class MemberState:
         self.reused += result.reused
 
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
-        """Return the scored tokens up to `node`, each with the `count` likeliest tokens in its place.
+        """Return the scored tokens up to `node`, each with the `count` likeliest in its place.
 
         A character belongs to the last of its tokens. Joining the texts gives the text of `node`.
         """

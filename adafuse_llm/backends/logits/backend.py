@@ -96,7 +96,7 @@ class LogitsBackend(Backend, Generic[S]):
 
     @abstractmethod
     def _new_state(self, tree: TokenTree) -> S:
-        """Return the state of a new request, with the cached tokens that it can reuse from others."""
+        """Return the state of a new request, with cached tokens of others that it can reuse."""
 
     @abstractmethod
     def _advance(self, queries: Sequence[Query]) -> list[S]:

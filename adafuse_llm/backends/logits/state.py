@@ -65,7 +65,7 @@ class RequestLogits:
             self.reroot(before, nodes - {self._root})
 
     def reroot(self, before: Node, below: set[Node]) -> None:  # noqa: ARG002
-        """Cache the tokens committed after the old root `before`; keep only the nodes in `below`."""
+        """Cache tokens committed after the old root `before`. Keep only the nodes in `below`."""
         return
 
     def missing(self, query: Query) -> list[Node]:

@@ -92,7 +92,7 @@ class Connection:
         return None if answer.status_code in (404, 405, 501) else self._checked(answer)
 
     def post(self, path: str, body: Any) -> Any:
-        """Return the answer to a POST request. Repeat a call without answer for `PATIENCE_SECONDS`."""
+        """Return the answer to a POST request. Without one, repeat it for `PATIENCE_SECONDS`."""
         # a server that loads or restarts does not answer for a while
         until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():

@@ -35,7 +35,7 @@ WHOLE: Final = 2**20
 
 PROBED: Final = 8
 BIAS_TOLERANCE: Final = 0.01
-"""`_check_biases` lists `PROBED` likely tokens, and accepts errors of up to `BIAS_TOLERANCE` nats."""
+"""`_check_biases` lists `PROBED` likely tokens, and accepts errors up to `BIAS_TOLERANCE` nats."""
 
 PATH: Final = "/completion"
 
