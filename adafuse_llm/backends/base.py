@@ -147,10 +147,10 @@ class Backend(ABC):
         evaluated yet.
 
         Raises:
-            Exception: any type, for example because the vocabulary lacks a token. The engine then
-                repeats each query in its own call, and raises a `MemberError` if one fails again.
-                An invalid result, such as a NaN, counts as a failure. So a backend must not cache
-                anything from a result that contains NaN.
+            Exception: any type. Unless it is a `MemberUnavailableError`, the engine repeats each
+                query in its own call, and raises a `MemberError` if one fails again. An invalid
+                result, such as a NaN, counts as a failure. So a backend must not cache anything
+                from a result that contains NaN.
         """
 
     def release(self, tree: TokenTree) -> None:

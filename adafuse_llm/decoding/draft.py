@@ -105,7 +105,7 @@ class Drafter:
     def plan(self) -> tuple[float, int]:
         """Return the expected cost of a token with the best number of drafts, and this number.
 
-        The unit of the cost is a pass of the reader over one token.
+        The unit is a pass of the reader over one token. The number is 0 if drafts do not pay.
         """
         # with n drafts, of which each is right with probability r if those before it are, a pass
         # yields 1 + r + ... + r^n tokens on average

@@ -12,8 +12,8 @@ from adafuse_llm.tree.tokens import Node
 class Draws:
     """The draws of one member in one response (`adafuse_llm.tree.sampling`).
 
-    A draw depends on the text of the response before it, in whole characters, so all members draw
-    alike. It also depends on the number of silent tokens, which add nothing to this text.
+    A draw depends on the text of the response before it, in whole characters, so members with the
+    same seed draw alike. It also depends on the number of silent tokens, which add nothing to this text.
     """
 
     def __init__(self, sampling: Sampling, root: Node) -> None:

@@ -30,7 +30,7 @@ class Form:
 
 
 class Permits:
-    """The tokens that may follow in a member's tree: by a grammar, or to write the prompt's spaces.
+    """The tokens that may follow a node: those that a grammar permits, or that write prompt spaces.
 
     After a prompt that ends in two spaces, the next token writes one of them, or both:
 

@@ -1,7 +1,7 @@
-"""Random numbers that depend only on text, so that a seed always draws the same response.
+"""Random numbers that depend only on a seed and on texts, however a response is computed.
 
 A member draws a token by the Gumbel-max rule: it adds noise to the log-probabilities, and takes the
-token with the highest sum. The noise of a token is a hash of the seed, of the response up to the
+token with the highest sum. The noise comes from a hash of the seed, of the response up to the
 token, and of the token's text. So it does not matter when a member computes the noise: drafts,
 batching and streaming change nothing. Members that have written the same text get the same noise.
 """
