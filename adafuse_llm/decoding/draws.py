@@ -13,7 +13,7 @@ class Draws:
     """The draws of one member in one response (`adafuse_llm.tree.sampling`).
 
     A draw depends on the text of the response before it, in whole characters, so members with the
-    same seed draw alike. It also depends on the number of silent tokens, which add nothing to this text.
+    same seed draw alike. It also depends on the number of silent tokens, which add no text.
     """
 
     def __init__(self, sampling: Sampling, root: Node) -> None:
