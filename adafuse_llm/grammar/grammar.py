@@ -33,7 +33,7 @@ from adafuse_llm.text.words import REPLACEMENT
 
 NO_LEAD = ""
 ONE_SPACE = '" "? '
-"""Lead of a reply: one space or none."""
+"""Lead of a reply, in Lark: one space or none."""
 
 MAX_CHARACTERS = 1_000_000
 """Maximum number of characters in a grammar."""
@@ -49,7 +49,7 @@ OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
 text can follow, a member may still choose among the tokens that write it."""
 
 NEEDED_BYTES = (*b"\n", *range(0x20, 0x7F))
-"""Bytes that a member needs tokens for, because it could otherwise get stuck in a grammar."""
+"""Bytes that a member needs as single tokens, because it could get stuck in a grammar otherwise."""
 
 _ERROR = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*?)(?:\n +\d+ \|.*)?", re.DOTALL)
 _REMEDIES = {
@@ -64,7 +64,7 @@ class Grammar:
     """A grammar that responses must fit: the rule ``start`` in the Lark grammar `body`.
 
     Attributes:
-        option: name of the option of `AdaFuseConfig` that has set the grammar.
+        option: name of the option of `AdaFuseConfig` that sets the grammar.
         begins_with_space: whether a response may begin with whitespace.
     """
 
@@ -80,7 +80,7 @@ class Grammar:
             )
         # a hostile grammar harms only the child process that tries it
         try_grammar(lark)
-        # a harmless grammar can still be invalid, or fit no text
+        # a harmless grammar can still be invalid, or no text fits it
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
             raise GrammarError(_reason(self._start.get_error(), option))
@@ -118,7 +118,7 @@ class Grammar:
         return GrammarState(self._start)
 
     def lark(self, lead: str = NO_LEAD) -> str:
-        """Return the whole grammar in Lark: for the `lead`, and then a response."""
+        """Return the whole grammar in Lark. It reads the `lead`, and then a response."""
         body = f"{self._body}\n{OPTIONS}\n"
         if not lead:
             return body
@@ -277,7 +277,7 @@ class GrammarVocabulary:
         return tokens if self.read(tokens) == text.encode() else None
 
     def is_usable(self, token: int) -> bool:
-        """Return whether llguidance reads the token as the member's codec does."""
+        """Return whether the token writes text, the same in llguidance and the member's codec."""
         return bool(self._usable >> token & 1)
 
     def read(self, tokens: Sequence[int]) -> bytes:

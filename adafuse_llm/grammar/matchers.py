@@ -12,8 +12,7 @@ from adafuse_llm.errors import GrammarError, MissingDependencyError, install_com
 Encode = Callable[[bytes], list[int]]
 
 MAX_LEXER_STATES = 25_000
-"""Maximum number of states of a grammar's lexer, which adds them as it reads. This many take from 5
-to 95 MB of memory."""
+"""Maximum number of states that a grammar's lexer adds as it reads. They take 5 to 95 MB."""
 
 MAX_GRAMMAR_SIZE = 100_000
 """Maximum number of symbols in the rules of a grammar."""
@@ -72,7 +71,7 @@ def grammar_tokenizer(
 
 @functools.cache
 def byte_tokenizer() -> Any:
-    """Return a tokenizer whose tokens are the 256 bytes and an end of text."""
+    """Return a tokenizer with 257 tokens: the 256 bytes, and one for the end of text."""
     tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
     return grammar_tokenizer(tokens, [256], [256], list)
 

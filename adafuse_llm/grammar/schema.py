@@ -37,7 +37,7 @@ _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "Use '$ref'."),
     "$id": "Only the whole schema can have it.",
 }
-"""The keywords that cannot be enforced, each with what to do instead."""
+"""The keywords that `enforceable` refuses, each with what to do instead."""
 
 _NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _DEFINITIONS, _JOINED = {"$defs", "definitions"}, {"$ref", "anyOf", "oneOf"}
@@ -71,19 +71,19 @@ _FORMATS: Mapping[str, str | None] = {
     **dict.fromkeys(("ipv4", "ipv6", "uuid"), ""),
     **dict.fromkeys(("binary", "password", "path")),
 }
-"""By format, the pattern that it needs besides the compiler's rule: for days and seconds that
-exist, and to limit long parts, because a text cannot end inside one. None: any text fits."""
+"""By format, the pattern that texts must fit besides the compiler's rule: days and seconds must
+exist, and parts must be short, because a text cannot end inside one. None: any text fits."""
 
 _CONTROLS = r"\x00-\x07\x0B\x0E-\x1F\x7F"  # characters that a response cannot contain
 _DOT = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
 _WRITTEN = {r"\s": r"[\s--\x85]", r"\S": r"[^\s\x{FEFF}]", "[^": rf"[^[{_CONTROLS}\x85\uFEFF]"}
-"""What replaces parts of patterns, so that the compiler reads them as JavaScript does. A ``[^...]``
-also excludes control characters. Otherwise, the compiler would let it match every escape."""
+"""By part of a pattern, its replacement, which the compiler reads as JavaScript reads the part. A
+``[^...]`` also excludes control characters; else, the compiler would let it match every escape."""
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = rf"\\(?:[dDwWsStnrf]|x(?![017]){_HEX}{{2}}|u(?!00[017]){_HEX}{{4}}|[ -/:;=?@\[-`{{-~])"
 _CLASS = rf"\[\^?(?!\])(?:{_ESCAPE}|(?!&&|--|~~|\|\|)[^\\\[\]{_CONTROLS}])*\]"
 _READABLE = re.compile(rf"(?:{_ESCAPE}|{_CLASS}|\(\?:|(?!\{{,|\(\?|[*+?}}]\+)[^\\\[{_CONTROLS}])*")
-"""Matches patterns that all languages read alike: no flags, look-around or control characters."""
+"""Matches the supported patterns: no flags, look-around, back-references or control characters."""
 _LOOKAHEAD = "^(?!^[-+.]*$)"  # so begins the pattern of pydantic's decimals
 Path = tuple[str, ...]
 Parts = dict[Path, tuple[dict[str, Any], dict[str, Any]]]  # as given, and as compiled
@@ -161,7 +161,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
 
 
 def is_absent(keyword: str, value: Any) -> bool:
-    """Return whether a keyword is absent. Some languages then write null, or [] for a map."""
+    """Return whether `value` stands for an absent keyword, as null does, and [] for a map."""
     return keyword != "const" and (value is None or (keyword in _MAPS and value == []))
 
 
@@ -244,7 +244,7 @@ def _pattern(pattern: str, path: Path) -> str:
 
 
 def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> None:
-    # the names of an enum, or one constant name
+    # the allowed names come from an enum or a constant
     target = _target(schema, parts)
     names = target.get("enum", [target.get("const")])
     limits = target.keys() - {"title", "description", "enum" if "enum" in target else "const"}
@@ -264,7 +264,7 @@ def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> 
 def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     if len(schemas) < 2:
         return True
-    # the alternatives of each schema
+    # list the alternatives of each schema
     groups = [_alternatives(schema, parts, set()) for schema in schemas]
     every = [option for group in groups for option in group]
 

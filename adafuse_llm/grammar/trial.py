@@ -48,11 +48,11 @@ _harmless: OrderedDict[bytes, None] = OrderedDict()
 
 
 def try_grammar(lark: str) -> None:
-    """Try a grammar in a child process. If none can be started, log a warning.
+    """Try a grammar in a child process. If no child process could ever start, log a warning.
 
     Raises:
         GrammarError: the grammar is harmful.
-        QueueFullError: the machine is too busy.
+        QueueFullError: the machine is too busy, or can start no further process now.
     """
     key = hashlib.sha256(lark.encode()).digest()
     if key in _harmless:

@@ -36,7 +36,7 @@ class CacheBudget:
             running: the needs of the requests that run.
             least: while memory is short, `limit` is halved, but not below this. None: it stays.
         """
-        # the bytes of each member, for its longest sequence
+        # add up each device's bytes for its members' longest sequences, and find its limit
         needs: Counter[str] = Counter()
         for member in members:
             backend = member.backend
@@ -51,14 +51,14 @@ class CacheBudget:
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
-                # Half of the memory that no request holds. Running requests may hold nothing yet,
-                # or all that they reserve. Between these bounds, the earlier limit stays.
+                # The limit is half of the memory that no request holds. Running requests may hold
+                # nothing yet, or all that they reserve. In between, the earlier limit stays.
                 free = backend.free_bytes()
                 reserved = sum(each.get(place, 0) for each in running)
                 lowest, most = free // 2, (free + reserved) // 2
                 self._limits[place] = min(max(self._limits.get(place, 0), lowest), most)
             needs[place] += needed
-        # if a device is too small, shorten the response or refuse it
+        # if a device is too small, shorten the response or refuse the request
         for place, needed in needs.items():
             if needed > self._limits[place]:
                 if least is not None and limit > least:
@@ -78,7 +78,7 @@ class CacheBudget:
         return all(used <= limit for used, limit in self.use(together).values())
 
     def use(self, requests: Sequence[Needs]) -> dict[str, tuple[int, int]]:
-        """Return the bytes that requests reserve on each device, and the device's limit."""
+        """Return, by device, the bytes that `requests` reserve there, and the device's limit."""
         return {
             place: (sum(each.get(place, 0) for each in requests), limit)
             for place, limit in self._limits.copy().items()

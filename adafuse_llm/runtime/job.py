@@ -14,7 +14,7 @@ from adafuse_llm.errors import RequestTimeoutError
 from adafuse_llm.runtime.budget import Needs
 
 Deliver = Callable[[Any], None]
-"""A function that receives each event of a job, or the error that ended it. It does not block."""
+"""A function that receives each event of a job, or the error that ended it. It must not block."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,10 @@ class Job:
             self._deadline = time.monotonic() + self.timeout
 
     def ends_early(self) -> bool:
-        """Return whether the job is abandoned, cancelled or late. If so, deliver its last event."""
+        """Return whether the job is abandoned, cancelled or late.
+
+        If it is cancelled or late, deliver its last event or an error.
+        """
         try:
             if self.abandoned:
                 return True

@@ -54,7 +54,7 @@ EXIT_SECONDS = 30.0
 """Maximum seconds that the interpreter waits at exit for a forward pass to finish."""
 
 READ_PATIENCE = 4
-"""Number of evaluations between two pieces of a prompt. Most rounds then wait for one piece."""
+"""Number of evaluations between two pieces of a prompt, so most rounds wait for at most one."""
 
 LOOK_SECONDS = 0.1
 """Maximum seconds until the coordinator notices that a job is cancelled or late. A look at
@@ -79,7 +79,7 @@ class _Lane(threading.Thread):
         beside: the lanes that compute on the same device, including this one.
         batch: the queries that are being evaluated.
         passes: number of evaluations in the lanes `beside` since this lane read a piece of a
-            prompt. Those that only read prompts do not count.
+            prompt. Evaluations that only read on in prompts do not count.
         work: what the thread does, in order. None ends the thread.
     """
 
@@ -93,7 +93,7 @@ class _Lane(threading.Thread):
 
     def next_batch(self) -> list[PendingQuery]:
         """Take the oldest query that is ready, and all other ready ones for the same member."""
-        # a piece of a prompt waits for some evaluations of the jobs that write
+        # a further piece of a prompt waits for `READ_PATIENCE` evaluations of jobs that write
         pending = [query for lane in self.beside for query in (*lane.waiting, *lane.batch)]
         reading = {query.job for query in pending if query.is_reading}
         may_read = self.passes >= READ_PATIENCE or all(query.job in reading for query in pending)
@@ -163,7 +163,7 @@ class Scheduler:
 
     @property
     def cache_use(self) -> dict[str, tuple[int, int]]:
-        """Bytes that running jobs reserve on each device, and the device's limit."""
+        """By device, the bytes that running jobs reserve there, and the device's limit."""
         return self._budget.use(self._coordinator.needs)
 
     def check_accepts(self) -> None:
@@ -188,7 +188,7 @@ class Scheduler:
             job.begin(partial(deliver, index))
         with self._lock:
             self.check_accepts()
-            # start anew: a thread cannot start twice, and a forked child has no threads
+            # use a new coordinator: a thread cannot start twice, and a forked child has no threads
             if not self._coordinator.is_alive():
                 self._coordinator = self._new_coordinator()
                 self._coordinator.start()

@@ -1,4 +1,4 @@
-"""AdaFuse, the strategies beside it, and the parts for new strategies."""
+"""The strategies AdaFuse, Mixture and Single, and what a new strategy can use."""
 
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep

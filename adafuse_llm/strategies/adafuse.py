@@ -27,7 +27,7 @@ class AdaFuse(Strategy):
     NLL is the mean in nats per token (equation 4). One member alone writes its own greedy text,
     unless `branching_factor` is set.
 
-    Cost: every member reads all proposals, in a unanimous round with about one pass per token.
+    Cost: every member reads all proposals. A unanimous round takes about one pass per token.
 
     A subclass may replace `scorer` and `rule`.
     """
@@ -62,8 +62,8 @@ class AdaFuse(Strategy):
 class Single(AdaFuse):
     """One member alone, the baseline of every ensemble: the option ``use=("name",)`` chooses it.
 
-    Its tokens are those of the model's own greedy ``generate()``. A round has one word. Score and
-    NLL are the word's mean negative log-likelihood per token, in nats.
+    By default, its tokens are those of the model's own greedy ``generate()``. A round has one word.
+    Score and NLL are the word's mean negative log-likelihood per token, in nats.
     """
 
     name = "single"
@@ -89,6 +89,6 @@ def branch_tokens(members: int, config: AdaFuseConfig) -> int:
     It counts `max_word_tokens` for every word. Most words are shorter, which leaves room for nodes
     of earlier rounds, and for members that need more tokens for a word than its writer.
     """
-    # a member proposes M - 1 confident words, and B alternatives that all continue them
+    # a member proposes at most M - 1 confident words, and B alternatives that all continue them
     words = config.max_words - 1 + config.branches
     return members * words * config.max_word_tokens

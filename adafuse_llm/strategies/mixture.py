@@ -51,7 +51,7 @@ class Mixture(Strategy):
     weight. As soon as the pooled probability of the word is above one half, the word wins, because
     no other word can have more. Such a round has one candidate, with the NLL of the members that
     have read it, and a score as if the others gave it a probability of 0. If no word wins like
-    this, all members propose. They also propose the first word of a reply to messages, and the
+    this, all members propose. They always propose the first word of a reply to messages, and the
     first word after a prompt that ends in spaces.
 
     Cost: one pass per token for the member with the highest weight. Others read only the words that
@@ -99,7 +99,7 @@ class Mixture(Strategy):
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
-    # one word in a round, and by default without alternatives
+    # a round has one word, and by default no alternatives
     return config.override({"max_words": 1, "branching_factor": config.branching_factor or 1})
 
 
@@ -157,7 +157,7 @@ class _Rounds:
         ]
         if not known:
             return to_result(candidate, members, nll, None)
-        # sum relative to the highest, because probabilities may be too small for a float
+        # sum relative to the highest probability, because all may be too small for a float
         highest = max(logprob for _, logprob in known)
         total = math.fsum(weight * math.exp(logprob - highest) for weight, logprob in known)
         mean = total / math.fsum(member.weight for member in members)

@@ -46,7 +46,7 @@ ANCHORS = ("", "\n", "a", ".", " a")
 start of a text. The codec uses the first one with an exact encoding."""
 
 _MARKS = range(0xF0000, 0x10FFFD)
-"""Private characters of Unicode. Two of them enclose control tokens that a message spells out."""
+"""Private characters of Unicode. Two enclose each control token that a conversation spells out."""
 _END = "\U0010fffd"
 """A private character, which marks the end of the last message."""
 _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
@@ -54,13 +54,13 @@ _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*)?\Z")
 """Matches empty reasoning, open or closed, at the end of a prompt."""
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
-"""Methods of transformers that a codec bypasses, because for short texts they take several times as
-long as the tokenizer itself."""
+"""Methods of transformers that a codec bypasses unless a tokenizer has its own: for short texts,
+they take several times as long as the tokenizer itself."""
 AT_START = ReplyStart()
 
 
 class TextCodec(ABC):
-    """Converts text to one member's tokens, and back. It is thread-safe, and stores no requests.
+    """Converts text to one member's tokens, and back. It is thread-safe, and no request changes it.
 
     A codec without a chat template needs only the three abstract methods.
 
@@ -90,10 +90,7 @@ class TextCodec(ABC):
 
     @abstractmethod
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """Return the text that `tokens` add to `context`.
-
-        U+FFFD stands for an incomplete character.
-        """
+        """Return the text that `tokens` add to `context`, with U+FFFD for incomplete characters."""
 
     def encode_conversation(
         self, conversation: Conversation, start: ReplyStart = AT_START
@@ -163,8 +160,8 @@ class TokenizerCodec(TextCodec):
         self._before_template = list(getattr(tokenizer, "prefix_ids", ()))
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
         # Text of a prompt must not become a special token or a marker of the template. Text of a
-        # response may become a marker, because members write some themselves, such as <think>. In
-        # the text that a reply continues, only the markers of reasoning may become tokens.
+        # response may become a marker, because members write some themselves, such as <think>. Of
+        # the text that a reply continues, only markers of reasoning may become such tokens.
         in_prompt = {**markers, **special}
         thoughts = (REASONING_OPENS, REASONING_CLOSES)
         in_begun = {i: token for i, token in in_prompt.items() if token not in thoughts}
@@ -213,7 +210,7 @@ class TokenizerCodec(TextCodec):
             head, mark, _ = rendered.rpartition(_END)
         if not mark:
             head, marks = self._rendered(conversation.before_reply(), variables)
-        # leave out reasoning that the template opens, and empty reasoning if the text has its own
+        # leave out reasoning that the template opens, and empty reasoning if the text has reasoning
         thought = _NO_THOUGHT.search(head)
         if thought and (not thought["closed"] or text.lstrip().startswith(REASONING_OPENS)):
             head = head[: thought.start()]
@@ -388,7 +385,7 @@ class TokenizerCodec(TextCodec):
 
 
 def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
-    # a `tokenizers.Tokenizer` for text, and one for rendered conversations; None if the tokenizer
+    # return a `tokenizers.Tokenizer` for text, and one for conversations; None if the tokenizer
     # has none that can be copied, or has methods of its own
     if not getattr(tokenizer, "is_fast", False):
         return None, None
@@ -412,8 +409,8 @@ class _ControlTokens:
 
     Args:
         tokens: spellings of the tokens by id.
-        unknown: id of the token for text outside the vocabulary, or None. Plain text may contain
-            this token, but the spelling of the token must not become it.
+        unknown: id of the token for text outside the vocabulary, or None. Plain text may become
+            this token, but the token's spelling must not.
         reads_bytes: whether the tokenizer reads the spelling of a byte, such as ``<0x0A>``, as this
             byte.
     """

@@ -203,7 +203,7 @@ class Conversation:
         return len(to_json([self.messages, [*map(vars, self.tools)], self.instructions]))
 
     def with_system(self, *texts: str) -> Conversation:
-        """Append texts and the instructions to the first system message, or add such a message."""
+        """Append texts and the instructions to the system message at the start, or add one."""
         added = [text for text in (*texts, self.instructions) if text]
         if not added:
             return self
@@ -273,7 +273,7 @@ def check_conversation(
 
     Raises:
         InvalidInputError: a message or tool has a wrong form; a result answers no earlier call; two
-            tools have the same name; or `tool_choice` does not fit `tools`.
+            tools have the same name; `tool_choice` does not fit `tools`; or there is no text.
     """
     if isinstance(messages, Conversation):
         if tools or tool_choice != "auto" or instructions:

@@ -80,7 +80,7 @@ class SpaceTokens:
         self._masks: dict[int, bytes] = {}
 
     def can_write(self, spaces: int) -> bool:
-        """Return whether tokens can write so many spaces, the last token perhaps with more."""
+        """Return whether tokens can write so many spaces. The last one may also write more text."""
         # either one token begins with all spaces, or one is only spaces and others write the rest
         longest = max(self._leading.values(), default=0)
         sizes = set(self._only_spaces.values())

@@ -31,7 +31,7 @@ class Transcript:
             because small models repeat one call without end.
         prefix: text with which the chat templates began the response.
         text: the response so far, up to what has ended it.
-        shown: number of its characters that `push` and `flush` have released.
+        shown: number of characters of `text` that `push` and `flush` have returned.
         stopped: ``"stop_sequence"`` after a stop sequence, ``"stop"`` after a turn or a repeated
             call, and None before.
     """
@@ -84,7 +84,7 @@ class Transcript:
     def _first(
         self, texts: Sequence[str], before: int, can_end: Callable[[str], bool] | None = None
     ) -> int | None:
-        # the index of the first of `texts` that the last span has completed, if any
+        # return where the first text begins that the last span completes, or None if there is none
         starts = []
         for text in texts:
             start = max(0, before - len(text) + 1) - 1

@@ -183,7 +183,7 @@ def _is_start(messages: Messages) -> bool:
 
 
 def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[dict[str, Any]]:
-    # calls in the form of OpenAI's API, which templates expect; some require ids of nine characters
+    # write calls as OpenAI's API does: templates expect it, and some require ids of nine characters
     result: list[dict[str, Any]] = []
     numbers = itertools.count(1)
     called: dict[str, dict[str, str]] = {}  # maps the calls' ids to the new ids and the names
@@ -204,7 +204,7 @@ def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[d
 
 
 def check_variables(variables: Mapping[str, Any], facts: Mapping[str, TemplateFacts]) -> None:
-    """Check variables for chat templates. `facts` are those of the members' templates, by name.
+    """Check variables for chat templates. `facts` are those of the templates, by member.
 
     Raises:
         InvalidOptionError: no template reads a variable, or the value of a switch is no boolean.

@@ -22,8 +22,8 @@ UNSPACED = re.compile(
     "\ua9e0-\ua9ff\uaa60-\uaadf\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U0001b2ff"
     "\U00020000-\U0003ffff]"
 )
-"""Blocks of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Tai
-scripts, Chinese characters, kana, Bopomofo and Yi. Korean has spaces."""
+"""Matches a character of a script without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer,
+Tai scripts, Chinese characters, kana, Bopomofo and Yi. Korean has spaces."""
 
 
 def check_text(text: str, what: str) -> None:
@@ -57,8 +57,8 @@ def same_start(left: str, right: str) -> int:
 def is_closed(word: str, tokens: int, limit: int) -> bool:
     """Return whether a word is complete, whichever token follows.
 
-    A complete word ends in whitespace, or has `limit` tokens. A word that ends inside a character
-    may have up to `CHARACTER_TOKENS` more.
+    A complete word ends in whitespace after other text, or has `limit` tokens. A word that ends
+    inside a character may have up to `CHARACTER_TOKENS` more.
     """
     if tokens >= limit and (word[-1:] != REPLACEMENT or tokens >= limit + CHARACTER_TOKENS):
         return True
@@ -69,8 +69,8 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
     """Return whether a word ends before the next token, which would make it `extended`.
 
     A word ends before whitespace. It also ends before a letter of a script without spaces, if it
-    would then have more than `letters` such letters. A token that begins inside a character counts
-    as one letter.
+    would then have more than `letters` such letters. A token that begins with a part of a
+    character counts as at least one letter.
     """
     # a word has at least one visible character, and does not end inside a character
     if not word.strip():
