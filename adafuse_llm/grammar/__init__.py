@@ -1,1 +1,1 @@
-"""Forms of replies: grammars, JSON schemas, and the matchers that follow them."""
+"""Forms of replies: grammars, JSON schemas, and the matchers that read replies by them."""

@@ -129,7 +129,7 @@ class Scheduler:
     """Runs jobs. Its threads end when the scheduler is closed, or nothing refers to it any more.
 
     Attributes:
-        work: by member, the numbers of forward passes and of their tokens for jobs that have ended.
+        work: by member, how many passes the ended jobs took, and how many tokens these passes read.
     """
 
     def __init__(self, backends: Sequence[Backend], runtime: RuntimeConfig) -> None:

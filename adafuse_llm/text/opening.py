@@ -1,8 +1,8 @@
 """The beginning of a response.
 
-A prompt often ends in spaces, but tokenizers join a space to the word after it. So members read
-such a prompt without its last spaces, and write them at the beginning of their next tokens. These
-spaces belong to the prompt, not to the response.
+A prompt often ends in spaces, but tokenizers join a space to the word after it. So a member whose
+tokens can write these spaces reads the prompt without them, and writes them first. The spaces
+belong to the prompt, not to the response.
 
 After a chat template, some members begin a reply with whitespace and others do not. This whitespace
 is no part of the reply.
