@@ -15,7 +15,7 @@ from adafuse_llm.results import Generation
 __all__ = ["Calibration", "DecisionCalibration", "features"]
 
 Coefficient = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-"""A coefficient that is small enough to keep every sum finite."""
+"""A coefficient, limited so that no weighted sum becomes infinite."""
 
 
 class Calibration(BaseModel):
@@ -26,9 +26,9 @@ class Calibration(BaseModel):
 
     Attributes:
         strategy: name of the strategy.
-        members: coefficient of `Generation.member_logprobs`, by name of a member that decodes.
+        members: coefficients of `Generation.member_logprobs`, by member name.
         logprob: coefficient of `Generation.logprob`.
-        agreement: coefficient of the share of rounds with one candidate only.
+        agreement: coefficient of the share of rounds, forced ones aside, with only one candidate.
         length: coefficient of the number of tokens in the response, averaged over the members.
         intercept: constant term of the sum.
     """
@@ -43,7 +43,7 @@ class Calibration(BaseModel):
     intercept: Coefficient
 
     def check(self, strategy: str, members: Collection[str]) -> None:
-        """Raise an InvalidOptionError if the strategy or the members are not those of the fit."""
+        """Raise an InvalidOptionError if the fit was for another strategy or other members."""
         if strategy != self.strategy or {*members} != {*self.members}:
             raise InvalidOptionError(
                 f"option 'calibration': it was fitted on answers of {', '.join(self.members)} with "

@@ -1,7 +1,7 @@
 """Run a function of this package in a child process with limits.
 
 Native code can crash, hang or fill the memory, and so can a stranger's chat template or grammar.
-What a child process survives is safe in this process.
+What has run in a child process without harm is safe in this process.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run_limited(
 
 
 def begin() -> None:
-    """Report to the parent process that the task begins. Until then, any failure is an OSError."""
+    """Report to the parent process that the task begins. Earlier failures are OSErrors there."""
     sys.stdout.write(READY)
     sys.stdout.flush()
 

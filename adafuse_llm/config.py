@@ -56,10 +56,10 @@ NO_LIMIT = -1
 """The value of `max_new_tokens` for as many tokens as the context windows leave."""
 
 FREE_TOKENS, FORM_TOKENS = 256, 2048
-"""Defaults of `max_new_tokens`: for free text, and for text that a cut makes useless, as JSON."""
+"""Defaults of `max_new_tokens`: for free text, and for text in a form, such as JSON."""
 
 DEFAULT_BRANCHES = 3
-"""Default of B where several members decode (§4.1)."""
+"""Default of `branching_factor`, B, where several members decode (§4.1)."""
 
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
@@ -70,7 +70,7 @@ INSTEAD = {
     "strategy": " Pass the strategy when you create the model or the engine, or use "
     "engine.with_strategy('single'). For one member alone, pass use=['name'].",
 }
-"""By name: advice for a name that is no option, but that callers use as one."""
+"""Advice for names that callers mistake for options, by name."""
 
 
 def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
@@ -140,7 +140,7 @@ class Options(BaseModel):
 
 
 class RuntimeConfig(Options):
-    """Options of how an engine runs requests. They change costs, never results.
+    """Options for how an engine runs requests. They change results at most by rounding.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
@@ -164,7 +164,7 @@ class RuntimeConfig(Options):
 
 
 class DecodeOptions(TypedDict, total=False):
-    """Types of the options that every call takes as keywords. `AdaFuseConfig` describes them."""
+    """Types of the decoding options that calls take as keywords (see `AdaFuseConfig`)."""
 
     margin_threshold: float
     max_words: int

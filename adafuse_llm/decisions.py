@@ -1,7 +1,7 @@
 """Typed questions about a state, which an ensemble answers with probabilities.
 
-Members read the state once, and then every question, which lists its options with letters. An
-option is as likely as its letter after ``Answer:``, with or without a space before the letter::
+Members read the state once, and then every question, which labels its options with letters (or
+numbers). An option is as likely as its label after ``Answer:``, with or without a space between::
 
     Stripe fails whenever I connect my account.
 
@@ -11,7 +11,7 @@ option is as likely as its letter after ``Answer:``, with or without a space bef
 
     Answer with the letter only.
 
-Members favor some letters and positions, whichever option is there. So they read the options in
+Members favor some labels and positions, whichever option is there. So they read the options in
 several orders, and their log-probabilities are averaged. The options of a `Choice` are sorted
 first, so the order in which the caller lists them changes no answer.
 """
@@ -60,7 +60,7 @@ class DecideOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Question:
-    """A question with 2 to 255 different options: a list, or a mapping to descriptions."""
+    """A question with 2 to 255 different options: a list, or a mapping to their descriptions."""
 
     question: str
     options: Mapping[str, str] | Sequence[str]
@@ -110,8 +110,8 @@ class Score(Question):
 def ask(
     engine: Engine, states: Sequence[Any], questions: Mapping[str, Question], given: DecideOptions
 ) -> tuple[list[Request], Callable[[Sequence[Scores]], list[Decision]]]:
-    """Check the input of `Engine.decide_batch`. Return requests that score the labels, one for
-    every state, question and order, and the function that turns all scores into decisions.
+    """Check the input of `Engine.decide_batch`. Return one request per state, question
+    and order, which scores the labels, and the function that turns all scores into decisions.
     """
     asked = [*questions.values()] if isinstance(questions, Mapping) else []
     if not 1 <= len(asked) <= MAX_QUESTIONS or not all(isinstance(q, Question) for q in asked):
@@ -166,7 +166,7 @@ def ask(
 def _rule(
     engine: Engine, config: AdaFuseConfig, fit: DecisionCalibration | None
 ) -> tuple[str, DecisionCalibration]:
-    """Return the rule's name and its weights: with `LARGEST`, the members' parameter counts."""
+    """Return the rule's name, and its weights (`LARGEST`: parameter counts) as a calibration."""
     weights = config.member_weights(engine.members)
     if fit is not None:
         fit.check(weights)
@@ -181,7 +181,7 @@ def state_text(state: Any, what: str) -> str:
     """Return a state as members read it: text as it is, messages in the plain format, or JSON.
 
     Raises:
-        InvalidInputError: the state cannot be used. In the message, it is called `what`.
+        InvalidInputError: the state cannot be used. The message calls it `what`.
     """
     text, parts = state, state if isinstance(state, (Mapping, list, tuple)) else ()
     has_messages = any(isinstance(part, Mapping) and "role" in part for part in parts)
@@ -198,7 +198,7 @@ def state_text(state: Any, what: str) -> str:
 
 
 def json_text(data: Any, what: str) -> str:
-    """Return data as JSON for members. `what` names the data in errors, such as for an image."""
+    """Return data as JSON for members. Errors, such as one about an image, call it `what`."""
     text = to_json(plain_json(data, what))
     if any(f'"type": "{kind}"' in text for kind in IMAGES):
         raise InvalidInputError(f"{what} has an image; only text is allowed. Describe it.")

@@ -159,10 +159,10 @@ class Retriever:
         self._index.index(self._words(texts), show_progress=False)
 
     def search(self, query: str, k: int = 3) -> list[Passage]:
-        """Return at most ``k`` passages that have a word of ``query``, the best first.
+        """Return at most ``k`` passages that share a word with ``query``, the best first.
 
-        If no passage has one, return the first ``k``, so that the members always have text to
-        answer from.
+        Stop words, such as "the", do not count. If no passage fits, return the first ``k``,
+        so that the members always have text to answer from.
         """
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, got {k}")

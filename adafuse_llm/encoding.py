@@ -26,7 +26,7 @@ from adafuse_llm.tree.sampling import Sampling
 logger = logging.getLogger(__name__)
 
 BEFORE = "\n"
-"""Context that `text_tokens` puts before a text, whose tokens may differ where a prompt begins."""
+"""Context for `text_tokens`. At the beginning of a prompt, a text may have other tokens."""
 
 BASE_MODELS = (
     "no member has a chat template, so they read messages as plain text (User: ...), as base "
@@ -72,7 +72,7 @@ class Encoder:
             active: the members that decode.
             top: number of likeliest tokens that each distribution lists.
             seeds: the seed of each response; None if nothing is drawn.
-            to_score: whether the members only score texts. Their leading whitespace then counts.
+            to_score: whether the members only score texts, whose leading whitespace then counts.
         """
         conversation, config = checked.conversation, checked.config
         check_listed([backend for backend, _ in active], top)
@@ -163,7 +163,7 @@ class Encoder:
 
 
 def text_tokens(backend: Backend, text: str) -> tuple[list[int], bool]:
-    """Return a member's tokens for a text that follows other text, and whether they are exact."""
+    """Return a member's tokens for a text after other text, and whether they spell it exactly."""
     with naming_member(backend.name):
         return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)
 
@@ -180,7 +180,7 @@ def check_distributions(backend: Backend, option: str, config: AdaFuseConfig) ->
 
 
 def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
-    """Check that all choices fit limit and windows, and count their tokens over all members."""
+    """Check that the choices fit limit and windows. Return how many tokens all of them have."""
     choices, is_reply = config.choices or (), members[0].opening.is_reply
     if is_reply and (spaced := [text for text in choices if text[0].isspace()]):
         raise InvalidOptionError(

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 CROWD = 2
 """If more than this many requests per member run, all members propose at the same time, because
-passes that requests share then save more than drafts."""
+shared passes then save more than drafts."""
 
 
 class EngineOptions(TypedDict, total=False):
@@ -78,7 +78,7 @@ class AdaFuseEngine(Engine):
         strategy: a `Strategy`, or its name. ``auto`` stands for ``mixture`` if the largest member
             has at least twice the parameters of the smallest, and otherwise for ``adafuse``, the
             rule of the AdaFuse paper.
-        runtime: options that determine how requests run. They never change the results.
+        runtime: options for how requests run. They change results at most by rounding.
         on_round: as for `Engine`.
 
     Attributes:
@@ -252,7 +252,7 @@ class AdaFuseEngine(Engine):
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
 
-        Both engines share all else, and closing one closes both. Options of this engine that
+        Both engines share everything else, and closing one closes both. Options of this engine that
         the new strategy does not use get their default values.
 
         Raises:
@@ -306,7 +306,7 @@ class AdaFuseEngine(Engine):
         return Run(len(jobs), start, stop, (self._on_round, on_round))
 
     def _jobs(self, request: Request) -> list[Job]:
-        """Check and encode a request. Return a job per response."""
+        """Check and encode a request. Return a job per response, or one that scores its texts."""
         checked = request.checked(self.config)
         self.scheduler.check_accepts()
         if request.texts is not None:

@@ -85,10 +85,11 @@ class UnsupportedModelError(LoadError):
 
 
 class MemberError(AdaFuseError):
-    """A member failed while decoding. The engine stays usable.
+    """A member failed on a request. The engine stays usable.
 
     Attributes:
         member: the name of the member that failed.
+        reason: what went wrong.
     """
 
     def __init__(self, member: str, reason: str) -> None:

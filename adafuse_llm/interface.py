@@ -80,7 +80,7 @@ class Engine(ABC):
     def encode_prompt(
         self, prompt: str | None = None, **given: Unpack[Given]
     ) -> dict[str, list[int]]:
-        """Return the tokens of a whole prompt, by active member. The arguments are `generate`'s.
+        """Return the tokens of a whole prompt, by active member. Pass arguments as for `generate`.
 
         The tokens include the special ones with which a member begins every prompt, and the markers
         of its chat template. The prompt may be empty, or too long for a response.

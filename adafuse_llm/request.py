@@ -148,7 +148,7 @@ class Request:
 
 
 def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> list[T]:
-    """Convert each request with `convert`. Errors about a request name it (`numbered`)."""
+    """Convert each request with `convert`. Errors about its input name the request (`numbered`)."""
     results = []
     for number, request in enumerate(requests):
         try:
@@ -159,7 +159,7 @@ def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> l
 
 
 def numbered(error: E, request: Request, number: int, size: int) -> E:
-    """Add the request's name, or its number in the batch, to an error about its input.
+    """Add a request's name, or its number in the batch, to an error about the request's input.
 
     Other errors, such as those about options, stay as they are. The batch has `size` requests.
     """

@@ -62,7 +62,7 @@ class ServingConfig(Options):
     """Options of the server: names, limits, and who may use it."""
 
     served_model_name: str = Field(default="adafuse", min_length=1)
-    """Name of the ensemble in requests, which can also name a member."""
+    """Name of the ensemble as a request's `model`, which can also be the name of a member."""
     allowed_hosts: Annotated[Names, AfterValidator(_hosts)] = ()
     """Names under which clients may reach the server, without ports, such as llm.example.org or
     *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows

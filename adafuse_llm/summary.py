@@ -24,8 +24,8 @@ class Summary(BaseModel):
         asked: number of rounds in which each member was asked (`Round.asked`).
         backed: number of rounds in which each member proposed the committed span.
         decided: number of rounds in which each member alone proposed the committed span.
-        words_per_round: by number of words, how many rounds committed that many. Forced rounds
-            and rounds without a word are absent.
+        words_per_round: number of rounds, by the number of words that they committed. Forced
+            rounds and rounds without a word are absent.
         agreement: share of unanimous rounds among those in which several members proposed
             (`Round.is_unanimous`). None if there are no such rounds.
         mean_margin: mean margin Δ (equation 1) by member, over the words that the member
@@ -78,8 +78,8 @@ class Summary(BaseModel):
 def record(done: Round) -> dict[str, Any]:
     """Return a round as plain JSON data, for callbacks, chunks and traces.
 
-    It has the fields and properties of `Round`, and the proposers and the score of the committed
-    text. If the round chose among the ``choices``, it also has the ``probability`` of its choice.
+    It has the data of `Round` (``round``: its index), and the proposers and score of its winner. If
+    the round chose among the ``choices``, it also has the ``probability`` of its choice.
     """
     whole, winner = done.model_dump(mode="json"), done.candidates[done.winner]
     data: dict[str, Any] = {

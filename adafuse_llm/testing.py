@@ -36,7 +36,7 @@ class BackendTests:
     """The rules of a backend. A subclass must define `member`, and can replace the attributes.
 
     Attributes:
-        texts: texts that the codec must encode exactly. All prompts consist of their tokens.
+        texts: texts that the codec must encode exactly. Their tokens make up all prompts.
         odd_texts: texts that the codec need not encode exactly.
         tolerance: maximum difference of log-probabilities. It is relative for values below -1.
         steps: number of steps of the longest random walk.
@@ -148,7 +148,7 @@ class BackendTests:
         assert trace() is None, "after release, the backend still refers to the tree"
 
     def test_masks(self) -> None:
-        """`Node.allowed` restricts listed tokens, `mass` and `word_end_logprob`, nothing else."""
+        """`Node.allowed` restricts listed tokens, `mass`, `word_end_logprob` and draws, no more."""
         bench = self._bench(full=True)
         for token in bench.words if bench.texts else ():
             got, want = bench.texts[token], bench.codec.decode_continuation(bench.prompt, [token])
@@ -204,7 +204,7 @@ class _Bench:
         self._where = ""
 
     def walk(self, steps: int, *, fails: bool = False, **ways: bool) -> None:
-        """Let three requests grow, commit, drop nodes and end at random. Check all results."""
+        """Grow, commit and release three token trees at random, and check all results."""
         trees = [self.begin() for _ in range(3)]
         for _ in range(steps):
             for at, tree in enumerate(trees):

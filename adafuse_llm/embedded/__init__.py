@@ -32,7 +32,7 @@ MEMBERS: Final = ("wren", "heron", "finch")
 class HandbookQuestion:
     """A question about the handbook.
 
-    ``source`` is the document with the answer, or None if no document has it.
+    ``source`` names the document with the answer. It is None if no document has it.
     """
 
     question: str
@@ -74,7 +74,7 @@ def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
     """Return the held-out questions, at most the first `limit`. Their skills alternate.
 
     A question asks for one fact, or is a word problem of one or two steps. The members' training
-    data has neither its names and values nor its problem.
+    data has neither the names and values of these facts nor these problems.
     """
     file = _HERE / "heldout.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).decode("utf-8").splitlines()
@@ -87,7 +87,6 @@ def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
 def final_answer(text: str) -> str:
     """Return the answer in a reply, without whitespace around it or a period at its end.
 
-    The answer is the text after the last ``The answer is``. Without these words, the whole reply is
-    the answer.
+    It is the text after the last ``The answer is``, or the whole reply if that phrase is absent.
     """
     return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()

@@ -43,7 +43,7 @@ CODE_FIELDS = ("trust_remote_code", "allow_pickle")
 """Settings with which the files of a member may run code."""
 
 LOADING = ("strategy", "dtype", "device_map", "revision")
-"""Names that a file may set besides ``models`` and the options of `AdaFuseConfig`."""
+"""Arguments of `AdaFuseEngine.from_pretrained` that a file may set besides ``models``."""
 
 SECTIONS: Final[Mapping[str, type[Options]]] = {"runtime": RuntimeConfig, "serving": ServerConfig}
 
@@ -99,7 +99,7 @@ class ConfigFile(AdaFuseConfig):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """The keyword arguments for `AdaFuseEngine.from_pretrained` that `LOADING` names."""
+        """The file's keyword arguments for `AdaFuseEngine.from_pretrained` (`LOADING`)."""
         return {name: getattr(self, name) for name in LOADING}
 
     @property

@@ -27,7 +27,7 @@ LFS_POINTER: Final = b"version https://git-lfs"
 """Start of the small file that a git clone has in place of a large one."""
 
 _loading = threading.Lock()
-"""Held while transformers loads: it sets torch's default dtype and initialization for everyone."""
+"""Held while transformers loads: it changes torch's dtype and initialization in all threads."""
 
 
 def check_huggingface(spec: TransformersMember) -> None:

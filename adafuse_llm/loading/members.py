@@ -107,7 +107,7 @@ def _problems(backend: Backend) -> Iterator[str]:
         yield f"its chat template fails ({cause}). Mend or delete the template in the model's files"
     if not isinstance(backend, HuggingFaceBackend):
         return
-    # find tokens for which the model has no row; special ones matter only in the chat template
+    # find tokens without a row in the model; special ones matter only if the template uses them
     rows, tokenizer = backend.vocabulary_size, backend.tokenizer
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     known = sorted((i, token) for token, i in tokenizer.get_vocab().items())

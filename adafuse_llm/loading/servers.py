@@ -41,7 +41,7 @@ KINDS = (
     ("/version", "version", "vllm"),
     ("/api/version", "version", "Ollama"),
 )
-"""A path, an entry that only one kind of server has in its answer, and this kind."""
+"""For each kind of server: a path, an entry that only its answer has there, and its name."""
 
 INSTEAD = "Load the files of its models as members instead"
 

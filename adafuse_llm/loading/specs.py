@@ -119,7 +119,7 @@ class GGUFMember(_Files):
     context: int | None = Field(default=None, ge=1)
     """Tokens that the cache holds for all requests together. Default: by free memory."""
     threads: int | None = Field(default=None, ge=1)
-    """Number of CPU threads. Default: all physical cores."""
+    """Number of CPU threads. Default: the number of physical cores that this process may use."""
     gpu_layers: int | None = Field(default=None, ge=0)
     """Number of layers on GPUs. Default: all, if llama.cpp was built for a GPU."""
     flash_attention: bool | None = None
@@ -292,7 +292,7 @@ def _read_address(text: object) -> dict[str, str]:
             "url must be the address of a server, such as 'http://127.0.0.1:8000' or "
             f"'vllm+http://127.0.0.1:8000/NAME'; got {short_repr(text)}"
         )
-    # /v1 separates the server from the model, and may be left out after a host
+    # /v1 separates the server from the model; without it, all after the host is the model
     base, separator, model = f"{parts.path.rstrip('/')}/".partition("/v1/")
     if not separator:
         base, model = "", parts.path
