@@ -150,7 +150,7 @@ class RuntimeConfig(Options):
     """Evaluate likely continuations (other members' words, copies from the prompt) in advance, in
     forward passes that are necessary anyway."""
     max_requests: int = Field(default=16, ge=1)
-    """Maximum number of requests that are decoded at the same time. Others wait."""
+    """Maximum number of requests decoded at the same time. Others wait."""
     max_waiting: int | None = Field(default=10_000, ge=0)
     """Maximum number of requests that wait while `max_requests` others are decoded. Further calls
     fail at once with `QueueFullError`. The engine accepts or refuses a batch as a whole, so an

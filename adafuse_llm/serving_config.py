@@ -62,7 +62,7 @@ class ServingConfig(Options):
     """Options of the server: names, limits, and who may use it."""
 
     served_model_name: str = Field(default="adafuse", min_length=1)
-    """Name of the ensemble as a request's `model`, which can also be the name of a member."""
+    """Name of the ensemble in requests. They can name a member instead."""
     allowed_hosts: Annotated[Names, AfterValidator(_hosts)] = ()
     """Names under which clients may reach the server, without ports, such as llm.example.org or
     *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows
@@ -99,7 +99,7 @@ class ServerConfig(ServingConfig):
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen at. 0: any free port."""
     api_key_file: str | None = Field(default=None, min_length=1)
-    """Text file with the API keys, one on each line. Clients need one of them. The variable
+    """Text file with the API keys, one per line. Clients need one of them. The variable
     ADAFUSE_SERVER_KEYS can also hold keys, separated by commas."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of log messages. With info, every request has a line."""

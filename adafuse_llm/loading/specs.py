@@ -119,7 +119,7 @@ class GGUFMember(_Files):
     context: int | None = Field(default=None, ge=1)
     """Tokens that the cache holds for all requests together. Default: by free memory."""
     threads: int | None = Field(default=None, ge=1)
-    """Number of CPU threads. Default: the number of physical cores that this process may use."""
+    """CPU threads. Default: one per physical core that this process may use."""
     gpu_layers: int | None = Field(default=None, ge=0)
     """Number of layers on GPUs. Default: all, if llama.cpp was built for a GPU."""
     flash_attention: bool | None = None
