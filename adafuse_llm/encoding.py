@@ -142,7 +142,7 @@ class Encoder:
         return responses
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
-        """Return the tokens of a whole prompt, by active member."""
+        """Return the tokens of a whole prompt, by decoding member."""
         starts, _ = self._reply_starts(checked, active, None, to_score=True)
         return {
             backend.name: _encode(backend, checked, starts.get(backend.name), bare=False)

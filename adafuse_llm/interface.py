@@ -32,7 +32,7 @@ __all__ = ["Engine"]
 class Engine(ABC):
     """An ensemble of language models that decode one response together.
 
-    `AdaFuseEngine` has the members in this process, and `RemoteEngine` uses those of a server.
+    `AdaFuseEngine` runs in this process, and `RemoteEngine` uses the engine of a server.
     Both give the same results. An engine is thread-safe. A ``with`` statement closes it.
 
     Args:
@@ -80,7 +80,7 @@ class Engine(ABC):
     def encode_prompt(
         self, prompt: str | None = None, **given: Unpack[Given]
     ) -> dict[str, list[int]]:
-        """Return the tokens of a whole prompt, by active member. Pass arguments as for `generate`.
+        """Return a whole prompt's tokens, by decoding member. Pass arguments as for `generate`.
 
         The tokens include the special ones with which a member begins every prompt, and the markers
         of its chat template. The prompt may be empty, or too long for a response.
@@ -93,7 +93,7 @@ class Engine(ABC):
         return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        """Return the tokens of a text that follows other text, by active member.
+        """Return the tokens of a text that follows other text, by decoding member.
 
         The errors are those of `encode_prompt`.
         """
@@ -102,7 +102,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _tokens(self, checked: Checked, *, inside: bool) -> dict[str, list[int]]:
-        """Return the tokens of a prompt, or of a text inside a prompt, by active member."""
+        """Return the tokens of a prompt, or of a text inside a prompt, by decoding member."""
 
     @abstractmethod
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
@@ -269,9 +269,9 @@ class Engine(ABC):
     ) -> Decision:
         """Answer typed questions about a state with probabilities (:mod:`adafuse_llm.decisions`).
 
-        Without ``weights``, the member with the most parameters answers. With ``weights``, the
-        answer is the weighted mean of the members' log-probabilities, renormalized. No answer
-        depends on other questions, or on the order of the options of a `Choice`.
+        By default, the member with the most parameters answers. With ``weights`` or a calibration
+        (``decisions``), several members answer together (`Decision.strategy`). No answer depends on
+        other questions, or on the order of the options of a `Choice`.
 
         Args:
             state: what the questions are about: text, messages as for `generate`, or another list

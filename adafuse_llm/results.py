@@ -27,8 +27,8 @@ class _Result(BaseModel):
 class Candidate(_Result):
     """One span of a round's pool (§3.4).
 
-    The descriptions of ``nll`` and ``score`` hold for the strategy `adafuse`. Other strategies
-    document their own.
+    The descriptions of ``nll`` and ``score`` hold for the strategy `adafuse`. With ``choices``,
+    ``nll`` is a sum over the tokens. Other strategies document their own.
 
     Attributes:
         text: the span as its first proposer wrote it. Spaces that end the prompt, and whitespace
@@ -327,7 +327,7 @@ class Chosen(_Result):
 
 
 class Answer(_Result):
-    """The answer to a typed question. Without a calibration, its probabilities are only a ranking.
+    """The answer to a typed question. Without a calibration, its probabilities only rank options.
 
     Attributes:
         probabilities: probability by option. Levels have the order of the scale.

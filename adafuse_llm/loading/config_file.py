@@ -124,7 +124,7 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        InvalidInputError: the file or the file of its JSON schema is missing or unreadable.
+        InvalidInputError: the file or the file of its JSON schema is missing or cannot be used.
         InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
