@@ -204,10 +204,10 @@ class Generation(_Result):
             is equation 5 without the division by the number of tokens. With ``mixture``, it is the
             logarithm of the pooled probability of the word and its end. A member that was not asked
             adds 0 to this probability. The whitespace that ends a word counts again as the
-            beginning of the next word. With ``choices``, it is the weighted mean of the log-
-            likelihoods of the chosen text and its end. A grammar makes probabilities relative to
-            what it permits, so a forced round adds 0. A span counts as a whole, even if its end was
-            cut off. None if the strategy gives no probabilities.
+            beginning of the next word. With ``choices``, it is the weighted mean of the
+            log-likelihoods of the chosen text and its end. A grammar makes probabilities relative
+            to what it permits, so a forced round adds 0. A span counts as a whole, even if its end
+            was cut off. None if the strategy gives no probabilities.
         member_logprobs: log-likelihood by member, in nats: the sum over the committed spans that
             the member scored, without the ends of words that ``mixture`` adds.
         confidence: probability that the response is right (the option `calibration`). None without
@@ -375,7 +375,7 @@ class Decision(_Result, Mapping[str, Answer]):
         usage: the cost of all prompts, one for every question and order of its options.
         strategy: how the answers follow from the members' log-probabilities: ``"weights"``, as the
             weighted mean; ``"calibrated"``, by a calibration (the option `decisions`);
-            ``"largest"``, as the mean of the members with the most known parameters.
+            ``"largest"``, as the mean of the members with the highest known number of parameters.
     """
 
     answers: dict[str, Answer]
