@@ -1,1 +1,1 @@
-"""Use an engine on another machine: the client, and the JSON between client and server."""
+"""A client for the engine of ``adafuse serve``, and the JSON that client and server exchange."""

@@ -36,7 +36,7 @@ READY_SECONDS, CANCEL_SECONDS = 0.25, 0.05
 """Seconds between checks of whether the server is ready, and of whether a request is cancelled."""
 
 CONNECT_SECONDS, SEND_SECONDS = 10.0, 60.0
-"""Maximum seconds to connect, and to send a part of a request."""
+"""Maximum seconds: to connect, or for a step of a GET request; to send a part of a POST request."""
 
 KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -49,18 +49,18 @@ CLOSED = "this engine is closed; create a new one"
 
 T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
-"""Sends a request and delivers its events. The int is the number of its first response."""
+"""Sends a request. Takes the number of the request's first response, and the function `deliver`."""
 
 
 class RemoteEngine(Engine):
     """An engine whose members are on a server (``adafuse serve``).
 
     Use it like an `AdaFuseEngine`: results and errors are the same. The server sets the default
-    options. The class needs the extra ``client``.
+    options. This class needs the extra ``client``.
 
     Each prompt becomes one request to the server. Methods that send requests can raise
     `ServerError`, after which the engine stays usable. If only the server can check something, such
-    as the size of a prompt in tokens, its error comes in place of the first event. Closing a stream
+    as the size of a prompt in tokens, the error comes in place of the first event. Closing a stream
     or setting ``cancel`` stops the request on the server. A cancelled response has a usage of 0.
 
     A pickled engine has no key; the process that loads it reads the key from the environment.
@@ -68,9 +68,9 @@ class RemoteEngine(Engine):
     Args:
         url: address of the server, such as ``http://127.0.0.1:8000``.
         api_key: key for the server. Default: the environment variable ``ADAFUSE_API_KEY``.
-        strategy: name of the strategy that decodes. Default: that of the server.
+        strategy: name of the strategy that decodes. Default: the server's own strategy.
         on_round: as for `Engine`.
-        ready_timeout: seconds to wait until the server is ready; 0 to raise an error at once.
+        ready_timeout: seconds to wait until the server is ready; 0 to ask it only once.
 
     Raises:
         ServerNotReadyError: the server does not answer, or still loads its members.
@@ -234,7 +234,7 @@ class RemoteEngine(Engine):
             return self._answer(answer.status_code, answer.content)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the engine's event loop, in a thread that the first call starts."""
+        """Start a coroutine, and return its future. The first call starts the event loop's thread."""
         with self._lock:
             if self.closed:
                 work.close()
@@ -251,7 +251,7 @@ class RemoteEngine(Engine):
     async def _respond(
         self, sent: httpx.Request, cancel: Any, size: int, first: int, deliver: Deliver
     ) -> None:
-        """Deliver responses to a request, numbered from `first`, or its scores if `size` is 0."""
+        """Deliver events of `size` responses, numbered from `first`; if `size` is 0, the scores."""
         readers = [ResponseReader() for _ in range(size)]
         reading = asyncio.ensure_future(self._read(sent, readers, first, deliver))
         try:
@@ -350,7 +350,7 @@ async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
 
 
 def _end(process: int, loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
-    """Set the event that ends an event loop, unless the loop runs in the parent process."""
+    """Set `end`, which stops the loop, unless this process was forked from the loop's process."""
     if process == os.getpid():
         loop.call_soon_threadsafe(end.set)
 

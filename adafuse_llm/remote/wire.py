@@ -17,7 +17,7 @@ EXTENSION = "adafuse"
 """Name of the field for all that OpenAI's API lacks, in requests and in responses."""
 
 ENDING = {"finish_reason", "cut_by", "seed", "strategy", "logprob", "confidence"}
-"""Fields that every client gets with a finished response."""
+"""Fields of `Generation` that every client gets with a finished response."""
 
 KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
 """Classes of errors by name. A client raises an error of the class that the server names."""
@@ -35,9 +35,9 @@ def chunk(
 ) -> dict[str, Any]:
     """Return the JSON of a chunk of a stream.
 
-    With `rounds`, a chunk has the round `played` and how to display it. Only the last chunk of an
-    event has an `event`: it also has the text that the members wrote, with all markers.
-    With or without `rounds`, the last chunk of a response has `ENDING` and the warnings.
+    Pass `event` only for the last chunk of an event. With `rounds`, the JSON has the round
+    `played`, how to display this round, and the event's text with all markers. If the event ends
+    a response, the JSON has `ENDING` and the warnings, with or without `rounds`.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:
@@ -75,7 +75,7 @@ class ResponseReader:
         return self._event(fields) if "text" in fields else None
 
     def cancelled(self, members: Sequence[str], strategy: str) -> StreamEvent:
-        """Return an event that ends the response with the text so far. Its usage is 0."""
+        """Return an event that ends the response with the text so far and a usage of 0."""
         rest = "".join(each.text for each in self._rounds)[len(self._text) :]
         usage = {name: dict.fromkeys(members, 0) for name in Usage.model_fields}
         end = {"finish_reason": "cancelled", "strategy": strategy, "usage": usage}
@@ -94,7 +94,7 @@ class ResponseReader:
 
 
 def error_fields(error: AdaFuseError) -> dict[str, str]:
-    """Return the JSON of an error: the name of its class and, if a member failed, its name."""
+    """Return an error as JSON: the name of its class and, if a member failed, the member's name."""
     kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
     return {"error": kind, **({"member": error.member} if isinstance(error, MemberError) else {})}
 
@@ -103,7 +103,7 @@ def read_error(fields: Mapping[str, Any], message: str) -> AdaFuseError:
     """Return the error that the server has sent, with its message.
 
     Raises:
-        LookupError: `fields` do not name a class of errors.
+        LookupError: `fields` lack the name of a class of errors, or of the member that failed.
     """
     kind = KINDS[fields["error"]]
     if issubclass(kind, MemberError):

@@ -25,10 +25,10 @@ def create_app(
 ) -> Starlette:
     """Return an ASGI application that serves an engine. The caller closes the engine.
 
-    Every request needs one of the `api_keys`, if there are any.
+    With `api_keys`, requests need one of them, except those to ``/``, ``/health`` and ``/ready``.
 
     Raises:
-        InvalidOptionError: a member has the name of the ensemble, or a key is unusable.
+        InvalidOptionError: a member has the name of the ensemble, or a key cannot be used.
         MissingDependencyError: the extra ``serve`` is not installed.
     """
     try:

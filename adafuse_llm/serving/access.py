@@ -1,6 +1,6 @@
-"""Control access to the server: paths, hosts, keys, sizes of bodies, request ids and the log.
+"""Check the host, the key and the body's size of requests, give them ids, and log them.
 
-The classes are ASGI middlewares. They send errors in the form of OpenAI's API.
+`AccessLog` and `Check` are ASGI middlewares. They send errors in the form of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from adafuse_llm.serving_config import KEY, ServingConfig
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/health", "/ready"})
-"""Paths for probes. They need no key, and allow any host name, because probes send an IP address.
-Requests to them, and successful ones to ``/metrics``, are in the log only at level DEBUG."""
+"""Paths for probes: requests to them need no key, and may name any host, because probes send an IP
+address. These requests, and successful ones to ``/metrics``, are in the log only at level DEBUG."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Pattern of the request ids that clients may choose."""
 
 OUTCOMES: Final = {429: "busy", 499: "cancelled", 504: "timeout"}
-"""Outcomes of requests by status. Those of other statuses are ``ok``, ``refused`` or ``failed``."""
+"""Outcomes of requests by HTTP status. Other statuses mean ``ok``, ``refused`` or ``failed``."""
 
 
 @dataclass
 class LoggedRequest:
-    """A request in the log and the metrics. If `outcome` is None, the status determines it."""
+    """A request in the log and the metrics. If `outcome` is None, the response determines it."""
 
     id: str
     started: float = field(default_factory=time.perf_counter)
@@ -55,7 +55,7 @@ CURRENT_REQUEST: Final[ContextVar[LoggedRequest]] = ContextVar("CURRENT_REQUEST"
 
 
 def outcome_of(status: int) -> str:
-    """Return the outcome of a request with this status."""
+    """Return the outcome of a request whose response is complete and has this status."""
     if status < 400:
         return "ok"
     return OUTCOMES.get(status, "failed" if status >= 500 else "refused")
@@ -71,10 +71,10 @@ def middlewares(
     """Return the middlewares of the server, the outermost first.
 
     They call `count` with the path, the outcome and the seconds of every request to a path in
-    `counted`. Without keys, every client has access.
+    `counted`. Without keys, no request needs one.
 
     Raises:
-        InvalidOptionError: a key is empty, or has characters that a header cannot have.
+        InvalidOptionError: `api_keys` is a text, or a key is empty or has unusable characters.
     """
     if isinstance(api_keys, str) or not all(map(KEY.fullmatch, api_keys)):
         raise InvalidOptionError(
@@ -174,7 +174,7 @@ class AccessLog:
 class Check:
     """Refuses the requests for which `refusal` returns an error. Probes always pass.
 
-    `refusal` takes the path below the prefix, and the headers.
+    `refusal` takes the path without the prefix, and the headers.
     """
 
     def __init__(self, app: ASGIApp, refusal: Callable[[str, Headers], ApiError | None]) -> None:
@@ -190,7 +190,7 @@ class Check:
 
 
 def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiError | None:
-    """Refuse all host names but `hosts`, where ``*.b.c`` stands for names that end in ``.b.c``."""
+    """Return an error unless the host is in `hosts`. ``*.b.c`` means all hosts below ``b.c``."""
     sent = headers.get("host", "")
     try:
         name = urlsplit(f"//{sent}").hostname or ""
@@ -208,7 +208,7 @@ def _unknown_host(hosts: Sequence[str], _path: str, headers: Headers) -> ApiErro
 
 
 def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | None:
-    """Refuse requests without the header ``Authorization: Bearer KEY``. The page needs no key."""
+    """Return an error if a request has none of the keys as bearer token. The page needs no key."""
     header = headers.get("authorization", "")
     scheme, _, key = header.partition(" ")
     # compare the digests of all keys, so that the time of an answer reveals nothing about them

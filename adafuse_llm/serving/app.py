@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
-"""A context manager that opens a request, and yields its run and the writer of its response."""
+"""A context manager that opens a request, and yields its run and the writer of its responses."""
 
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service. The service can get its engine later.
 
-    If there are `api_keys`, every request needs one of them.
+    With `api_keys`, requests need one of them, except those to ``/``, ``/health`` and ``/ready``.
     """
     posts = {
         "/v1/chat/completions": partial(_complete, service, bodies.read_chat),
@@ -158,7 +158,7 @@ def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) ->
 def _open(
     service: Service, asked: bodies.ServedRequest, timeout: float | None, cancel: threading.Event
 ) -> tuple[Run[Any], Writer]:
-    """Check a request against the members and limits, and open it. Return its run and writer."""
+    """Check a request, and open it. Return its run and the writer of its responses."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
     # check what depends on the members: variables of templates, and control tokens in prompts
@@ -214,7 +214,7 @@ def _with_variables(
     asked: bodies.ServedRequest,
     codecs: Mapping[str, TextCodec],
 ) -> dict[str, Any]:
-    """Add the variables of a request to its options, if a chat template reads them.
+    """Return the options with those variables that a chat template reads. Warn about the others.
 
     Clients send ``reasoning_effort`` unasked, so if a template refuses it, there is only a warning.
     """
@@ -240,7 +240,7 @@ async def _whole(service: Service, opened: Opened) -> Response:
             if (result := event if isinstance(event, Scores) else event.generation) is not None
         }
     results = [done[index] for index in range(run.size)]
-    # in a thread, because the writer may count the tokens of the reasoning
+    # in a thread: counting the tokens of the reasoning would hold up other requests
     return JSONResponse(await anyio.to_thread.run_sync(writer.response, results))
 
 

@@ -26,12 +26,12 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields that set the option ``max_new_tokens``."""
 
 ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
-"""Fields of OpenAI's API that have another name here, each with the option that it sets."""
+"""Fields that set an option of another name, each with this option."""
 
 QUIET = frozenset(
     ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
 ) | {"add_generation_prompt"}
-"""Fields that clients send unasked, and that change nothing about the answer."""
+"""Fields that the server ignores without a warning, because they do not change the answer."""
 
 NO_TOOLS = "this server has no tools of its own"
 NO_STORE = "this server stores nothing"
@@ -59,23 +59,23 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("tools", "tool_choice"), "send messages to /v1/chat/completions"),
     "suffix": "the members continue a text at its end only",
 }
-"""Unsupported fields that determine the form or the subject of an answer, with reasons or advice.
-The server ignores such a field if its value is, for example, false or an empty list."""
+"""Fields that determine the form or the subject of an answer, each with a reason or advice. Routes
+that do not support a field ignore it only if its value is, for example, false or an empty list."""
 
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
 ) | {"weights", "use", "calibration", "decisions"}
 """Options that only an ensemble has. Clients must send them in the field ``adafuse``, because
-OpenAI's API may get fields with the same names."""
+OpenAI's API may one day have fields with the same names."""
 
 OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
 """Fields of a body, outside of ``adafuse``, that set an option of the engine."""
 
 SIMILARITY = 0.8
-"""Minimum similarity for suggesting a field. Less would suggest ``stream`` for ``store``."""
+"""Minimum similarity of a suggested field. With a lower one, ``store`` would suggest ``stream``."""
 
 MAX_WARNINGS = 32
-"""Once a request has so many warnings, they name no further ignored field."""
+"""Once a request has so many warnings, the server adds none about further ignored fields."""
 
 
 @dataclass
@@ -127,13 +127,13 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
 
 
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
-"""Types of content parts with reasoning of earlier replies, which members do not read."""
+"""Types of content parts with reasoning of earlier replies. Members do not get these parts."""
 
 PARTS = (
     *("text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "file"),
     *("input_file", "document", "audio", "input_audio", "video", "video_url", *THOUGHTS),
 )
-"""Types of content parts. In the result of a tool, parts of other types are data."""
+"""Types of content parts. If a tool's result has any other part, members read all of it as JSON."""
 
 
 class Nested(BaseModel):
@@ -143,7 +143,7 @@ class Nested(BaseModel):
 
 
 class Message(Nested):
-    """A message, with the fields of `Turn`. Clients send many other fields, which are ignored."""
+    """A message, with the fields that make a `Turn`. Other fields of clients are ignored."""
 
     role: str
     content: Any = None
@@ -181,7 +181,7 @@ class Extension(BaseModel):
 class Body(BaseModel):
     """The body of a request, which can also have all `OPTIONS`.
 
-    `PROMPT`, `FORM` and `LENGTH` name the fields of the prompt, the form and the length in errors.
+    In errors, `PROMPT`, `FORM` and `LENGTH` name the fields of the prompt, the form and the length.
     """
 
     PROMPT: ClassVar[str] = "messages"
@@ -239,7 +239,7 @@ class ServedRequest:
         ignored: warnings for the client, mostly about ignored fields.
         options: options of `AdaFuseConfig`.
         names: by option, the name of its field in the request.
-        enforce: whether to enforce the form, as for `adapters.reply_form.enforced`.
+        enforce: whether to enforce `form`, as for `adapters.reply_form.enforced`.
         variables: variables for the chat templates that read them.
         effort: how much the members should reason; None for their own default.
         form: the form of the reply.
@@ -259,7 +259,7 @@ class ServedRequest:
     echoed: Mapping[str, Any] | None = None
 
     def error(self, error: BaseException) -> ApiError:
-        """Return an error of the engine as an `ApiError` that names the field of the request."""
+        """Return an error as an `ApiError` that names the field of the request, not the option."""
         described = api_error(error)
         is_limit = described.status == 504 or described.code == CONTEXT_CODE
         if is_limit and not self.body.adafuse.as_engine:  # it needs the engine's names
@@ -404,7 +404,7 @@ def _form_of(
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
-    """Return the functions among the tools. Other types of tools become warnings."""
+    """Return the functions among the tools. Tools of other types cause warnings."""
     functions = []
     for number, tool in enumerate(tools):
         place, kind = f"tools.{number}", tool.get("type", "function")
@@ -423,8 +423,8 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
 def readable(content: Any, *, is_result: bool = False) -> Any:
     """Return the content of a message for `to_conversation`.
 
-    Reasoning of earlier replies is left out, and a refusal becomes text. The result of a tool can
-    be any data, which members read as JSON.
+    Reasoning of earlier replies is left out, and a refusal becomes text. If the result of a tool
+    (`is_result`) is neither a text nor a list of known parts, it becomes JSON.
     """
     if content is None or isinstance(content, str):
         return content
@@ -446,7 +446,7 @@ def readable(content: Any, *, is_result: bool = False) -> Any:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Turn errors about invalid input into an `ApiError` that names the field."""
+    """Turn an `InvalidInputError` into an `ApiError` that names its option, or `name`."""
     try:
         yield
     except InvalidInputError as error:

@@ -19,7 +19,7 @@ from adafuse_llm.serving.sse import DONE
 from adafuse_llm.serving.sse import event as sent_event
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
-"""Finish reasons of the engine that have another name in the API."""
+"""Finish reasons of the engine that have another name in the API, each with this name."""
 
 
 class CompletionWriter:
@@ -107,9 +107,9 @@ class ChatChoice:
 
     Attributes:
         nothing: the content of a chunk without text.
-        opening: contents of the chunks to send before the first text; the writer empties it.
-        calls: how many whole calls the reply has so far.
-        is_broken: whether the client has received pieces of an invalid call.
+        opening: contents of the chunks before the first text. The writer removes what it sends.
+        calls: how many complete tool calls the reply has so far.
+        is_broken: whether the client has received pieces of an invalid tool call.
         warnings: what is wrong with the reply.
     """
 
@@ -159,7 +159,7 @@ class ChatChoice:
         return choice
 
     def whole(self, generation: Generation) -> dict[str, Any]:
-        """Return the choice of the whole response."""
+        """Return the whole response as an item of ``choices``."""
         text, prefix = generation.text, generation.reply_prefix
         choice = self.part(text, prefix, generation, generation.rounds)
         message = {"role": "assistant", **choice.pop("delta"), "refusal": None}
@@ -184,7 +184,7 @@ class TextChoice:
     def part(
         self, text: str, _prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return the content of the chunk with the next text, and at the end the finish reason."""
+        """Return the content of a chunk: the next text, and in the last chunk the finish reason."""
         choice: dict[str, Any] = {"text": text, "logprobs": None}
         if end is not None:
             choice["finish_reason"] = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
@@ -206,5 +206,5 @@ class TextChoice:
         return choice
 
     def whole(self, generation: Generation) -> dict[str, Any]:
-        """Return the choice of the whole response."""
+        """Return the whole response as an item of ``choices``."""
         return self.part(generation.text, "", generation, generation.rounds)

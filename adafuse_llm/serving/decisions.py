@@ -45,7 +45,7 @@ class _StateBody(bodies.Body):
 def read_questions(
     body: dict[str, Any], ignored: Ignored
 ) -> tuple[bodies.ServedRequest, str, dict[str, Question]]:
-    """Read a request in either form. Return the request, its state, and its questions by name."""
+    """Read a request in either form. Return it, its state, and its questions by name or number."""
     is_map = isinstance(body.get("questions"), dict)
     kind: type[_Body | _StateBody] = _StateBody if is_map else _Body
     with naming(kind.PROMPT):

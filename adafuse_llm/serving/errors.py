@@ -27,7 +27,7 @@ UNEXPECTED = (
 )
 
 MAX_MESSAGE, MAX_PARAM = 2000, 100
-"""Maximum number of characters in a message, and in the name of a field."""
+"""Maximum number of characters in an error's message, and in its name of a field."""
 
 REFUSED = "invalid_request_error"
 KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {
@@ -37,7 +37,7 @@ KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {
     503: ("server_error", errors.ServerNotReadyError),
     504: ("timeout_error", errors.RequestTimeoutError),
 }
-"""By status, the type of an error in OpenAI's API, and the class that `RemoteEngine` raises."""
+"""By status: OpenAI's type of the error, and its class for `RemoteEngine` if it has no `cause`."""
 
 ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
     errors.QueueFullError: (429, "rate_limit_exceeded"),
@@ -55,7 +55,7 @@ ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
 
 _OPTION = re.compile(r"(?:unknown )?option '(\w+)'")
 _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
-"""An absolute path, or the end of a relative one. Errors for clients hide it."""
+"""An absolute path, or the end of a relative one. Errors of status 500 or 503 hide it."""
 
 
 class ApiError(Exception):
@@ -107,7 +107,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the error for a field with an unusable value."""
+    """Return the error for an invalid request. `param` is the name of the wrong field, if known."""
     return ApiError(400, message, param=param, code=code)
 
 

@@ -79,7 +79,7 @@ class Metrics(Collector):
                     self._tokens.labels(name, kind).inc(tokens)
 
     def exposition(self) -> tuple[bytes, str]:
-        """Return all metrics as text for Prometheus, and its content type."""
+        """Return the text of all metrics for Prometheus, and the content type of this text."""
         engine = self._engine()
         for name, work in {} if engine is None else engine.scheduler.work.items():
             before = self._work.get(name, (0, 0))

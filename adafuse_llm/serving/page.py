@@ -92,7 +92,7 @@ def page() -> str:
 
 
 def _policy(html: str) -> str:
-    """Return the content security policy that permits only the page's own style and scripts."""
+    """Return the content security policy. It permits no style and no scripts but the page's own."""
 
     def digests(tag: str) -> str:
         contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)  # without attributes

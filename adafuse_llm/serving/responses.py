@@ -83,8 +83,8 @@ def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
 def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[Turn]:
     """Return the conversation in the input of a request.
 
-    The calls of one reply, and the text before them, become one turn. Reasoning belongs to the text
-    or the call that follows it.
+    A call joins the turn of the reply or call before it. Reasoning belongs to the reply or call
+    after it, which then begins a new turn.
     """
     if isinstance(sent, str):
         return [{"role": "user", "content": sent}]
@@ -126,7 +126,7 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
 
 
 def _known(item: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return an item. Calls and results of custom and other tools become those of functions."""
+    """Return an input item. Calls and outputs of other types of tools become those of functions."""
     kind = item.get("type") or "message"
     if kind == "item_reference":
         raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
@@ -149,7 +149,7 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 
 
 def response_usage(counts: Usage) -> dict[str, Any]:
-    """Return the counts of the member with the most tokens, as the Responses API names them."""
+    """Return the token counts of the member with the most, as the Responses API names them."""
     usage = openai_usage(counts)
     return {
         "input_tokens": usage["prompt_tokens"],
@@ -161,7 +161,7 @@ def response_usage(counts: Usage) -> dict[str, Any]:
 
 
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""How the names of the events about an item's text begin, by the type of the item."""
+"""By type of item, the middle part of the names of its text events: ``response.PART.delta``."""
 
 
 class ResponseWriter:

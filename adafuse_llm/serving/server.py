@@ -22,15 +22,15 @@ from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServerConfig
 
 END_SECONDS: Final = 10.0
-"""Seconds for members to finish their forward passes, after the server has cancelled all requests.
-Clients get the ends of their responses during this time."""
+"""Maximum seconds for members to finish their forward passes after the server has cancelled all
+requests. Clients get the ends of their responses during this time."""
 
 CLOSE_SECONDS: Final = 5.0
-"""Seconds for members to finish their forward passes, when all requests have ended."""
+"""Maximum seconds for members to finish their forward passes when the server closes the engine."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that accepts connections. ``::`` includes IPv4. Port 0 is any free port.
+    """Return a socket that accepts connections. Host ``::`` includes IPv4. Port 0 is any free one.
 
     Raises:
         InvalidInputError: the address cannot be used.
@@ -100,7 +100,7 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """A server that stops on a signal or a failure, after its running requests have ended.
+    """A server that, on a signal or a failure, lets its running requests end before it stops.
 
     The thread `loader` starts as soon as the server accepts connections.
     """

@@ -29,7 +29,7 @@ SINGLE = "single"
 """Name of the strategy with which a member decodes alone."""
 
 THREADS = 16
-"""The server checks at most so many requests with a grammar at once, and as many without one."""
+"""The server checks at most so many requests with a grammar at once, and as many others."""
 
 TOKEN_CHARACTERS = 16
 """Maximum characters of a prompt for each token of the context window. The server refuses a longer
@@ -132,7 +132,7 @@ class Service:
         characters: int = 0,
         is_long: bool = False,
     ) -> dict[str, Any]:
-        """Check a request. Return its options, with the server's limit of tokens if they set none.
+        """Return a checked request's options. The server's token limit replaces a higher default.
 
         The longest of the request's `inputs` prompts has `characters` characters. `is_long`:
         whether replies are long by default, as in a chat, because a cut-off reply helps nobody.
@@ -211,7 +211,7 @@ class Service:
             return result
 
     async def events(self, run: Run[E]) -> AsyncGenerator[tuple[int, E], None]:
-        """Yield the events of a run with their responses' numbers, and count them for metrics."""
+        """Yield pairs: the number of a response and an event of it. Count events for metrics."""
         has_text = False
         with closing(run):
             async for index, event in run:

@@ -31,7 +31,7 @@ COMMENT = b": waiting\n\n"
 JSON = "application/json"
 
 DONE = b"data: [DONE]\n\n"
-"""The last event of a stream."""
+"""The last event of a stream of completions."""
 
 
 async def read_object(
@@ -60,7 +60,7 @@ async def read_object(
 
 
 def event(data: Mapping[str, Any], kind: str = "") -> bytes:
-    """Return data as a server-sent event of the type `kind`, or without a type."""
+    """Return data as a server-sent event of the type `kind`; without a type if that is empty."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     head = f"event: {kind}\n" if kind else ""
     return f"{head}data: {text}\n\n".encode()
