@@ -234,7 +234,7 @@ class RemoteEngine(Engine):
             return self._answer(answer.status_code, answer.content)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine, and return its future. The first call starts the event loop's thread."""
+        """Start a coroutine and return its future. The first call starts the event loop."""
         with self._lock:
             if self.closed:
                 work.close()
