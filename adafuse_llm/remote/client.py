@@ -43,7 +43,7 @@ KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
     if hasattr(socket, name)
 ]
-"""Socket options that detect within half a minute that the server's machine is gone."""
+"""Socket options. If all exist, connections to a vanished machine fail within half a minute."""
 
 CLOSED = "this engine is closed; create a new one"
 

@@ -55,7 +55,7 @@ CURRENT_REQUEST: Final[ContextVar[LoggedRequest]] = ContextVar("CURRENT_REQUEST"
 
 
 def outcome_of(status: int) -> str:
-    """Return the outcome of a request whose response is complete and has this status."""
+    """Return the outcome of a request that ends with this HTTP status."""
     if status < 400:
         return "ok"
     return OUTCOMES.get(status, "failed" if status >= 500 else "refused")

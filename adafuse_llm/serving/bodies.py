@@ -357,7 +357,7 @@ def converse(
     turns: Sequence[Turn],
     response_format: Mapping[str, Any] | None,
 ) -> None:
-    """Add a conversation and the form of its reply to a request."""
+    """Add a conversation, the form of its reply and the variables of templates to a request."""
     asked.enforce = body.adafuse.enforce
     if body.tools or body.tool_choice is not None or response_format is not None:
         asked.form = whole = _form_of(asked, body, response_format)

@@ -127,7 +127,7 @@ class ChatChoice:
     def part(
         self, text: str, prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return the content of the chunk with the next text. Arguments: see `ReplyReader.add`."""
+        """Return a chunk's content: the next text, which `rounds` wrote. See `ReplyReader.add`."""
         delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []

@@ -27,7 +27,7 @@ UNEXPECTED = (
 )
 
 MAX_MESSAGE, MAX_PARAM = 2000, 100
-"""Maximum number of characters in an error's message, and in its name of a field."""
+"""Maximum number of characters in an error's message, and in the field name in ``param``."""
 
 REFUSED = "invalid_request_error"
 KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {

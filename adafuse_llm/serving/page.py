@@ -20,11 +20,11 @@ from adafuse_llm.report import styles
 STATIC = Path(__file__).parent / "static"
 
 LIBRARY = "markdown-it.umd.min.js"
-"""The library for Markdown. `LICENSE-markdown-it.txt` names its source and its SHA-256."""
+"""The script that renders Markdown. `LICENSE-markdown-it.txt` names its source and its SHA-256."""
 
 NAMES = "base talks state server markdown answer asking round settings main"
 EXAMPLES = ("people", "dates", "arithmetic")
-"""Skills of the embedded members. An empty chat offers an example question for each skill."""
+"""Skills of the embedded members. An empty chat with these members offers a question for each."""
 
 SCRIPTS = tuple(f"{name}.js" for name in NAMES.split())
 """The scripts of the page, in order. They share one scope."""

@@ -245,7 +245,7 @@ class Service:
         timer.start()
 
     def cancel_all(self) -> None:
-        """End all running requests. Their responses are the text so far."""
+        """End all running requests. Those with text so far keep it, and others get an error."""
         with self._lock:
             self._stops = self._cancelled = True
             for cancel in self._cancels:
