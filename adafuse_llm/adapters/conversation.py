@@ -45,11 +45,11 @@ class Turn(TypedDict, total=False):
             as ``{"type": "image"}``. In an assistant's message, such a part is left out.
         name: in a user's message, the speaker's name, which members read before the content; in a
             tool's message, the tool's name, which they read only if the message becomes text.
-        tool_calls: calls in an assistant's message. The arguments can be JSON text. If they are not
-            a JSON object, for example because the call was cut off, members read the call and its
-            result as text.
+        tool_calls: calls in an assistant's message. The arguments can be JSON text. If a call has
+            no name, or its arguments are not a JSON object, for example because they were cut off,
+            members read the call and its result as text.
         tool_call_id: in a tool's message, the id of the call that the message answers. Without an
-            id, it answers the last reply's first call without a result. If there is no such call,
+            id, it answers the last reply's first call without a result. If the call is missing,
             members read the message as text.
         reasoning: in an assistant's message, the reasoning before the content. If it is None, text
             between ``<think>`` and ``</think>`` at the beginning of the content is the reasoning.
@@ -109,7 +109,7 @@ class _Calls:
     unread: set[str] = field(default_factory=set)
 
     def texts(self, part: Any, role: str) -> list[Any]:
-        """Return the part in a list. A part without text becomes a note, or in a reply nothing."""
+        """Return a list of the part. A part without text becomes a note or, in a reply, nothing."""
         if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
             return [part]
         kind = str(part.get("type"))[:100]
@@ -117,7 +117,7 @@ class _Calls:
         return [] if role == "assistant" else [f"[{kind}, not shown]"]
 
     def add(self, call: Any) -> MessageCall | str:
-        """Record a call and return it, or text if it lacks a name or an object of arguments."""
+        """Record a call. Return it, or text if it has no name or its arguments are no object."""
         function, key = function_of(call), isinstance(call, Mapping) and call.get("id")
         key = str(key or f"call_{len(self.names)}")
         name, arguments = function.get("name"), function.get("arguments")

@@ -33,12 +33,12 @@ class Ensemble:
 
     Args:
         members: what to load; ``"embedded"`` for the members that ship with adafuse-llm.
-        existing: an existing engine to use instead.
+        existing: an existing engine to use instead of `members`.
         strategy: name of the strategy that decodes.
         loading: other keywords of `AdaFuseEngine.from_pretrained`.
 
     Raises:
-        InvalidInputError: `members` is empty or no list of members, or names are not unique.
+        InvalidInputError: `members` is empty or not a list of members, or names are not unique.
         InvalidOptionError: a setting of a member is unknown or out of range, the strategy is
             unknown, or both an engine and a strategy are given.
     """
@@ -72,7 +72,7 @@ class Ensemble:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The members, how they load, and the strategy, as plain data for the keys of caches."""
+        """Plain data for keys of caches: members, loading and strategy, or an engine's token."""
         if self.existing is not None:
             token = _ENGINE_TOKENS.setdefault(self.existing, uuid.uuid4().hex)
             return {"members": list(self.existing.members), "engine": token}
@@ -109,7 +109,7 @@ class Ensemble:
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window, in tokens, of the members in `names`. Loads nothing.
 
-        None if the members have no limit, or if only loading can show the limit.
+        None if no member has a limit, or if only loading can show a member's limit.
         """
         if (engine := self._open) is not None:
             return smallest_window(engine.member_info, names)
@@ -135,7 +135,7 @@ class Ensemble:
     def can_enforce(self) -> bool:
         """Return whether the members and the strategy can follow a grammar. This loads nothing.
 
-        A grammar needs the bytes of all tokens. Before loading, this assumes that they are known.
+        A grammar needs the bytes of all tokens. Before loading, only servers count as lacking them.
         """
         if self.is_loaded:
             return self.engine().can_enforce

@@ -52,10 +52,10 @@ class EnsembleFields(OptionFields):
     """Settings of the engine's scheduler and caches."""
     strategy: str = AUTO
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
-    differ only in the strategy share their weights. An `engine` has its own: set none with it."""
+    differ only in the strategy share their weights. An `engine` has its own strategy: set none."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = ALIASES
-    """Other names of fields, such as ``max_tokens``, each with the name of the field."""
+    """Names of fields, by their other names, such as ``max_tokens``."""
 
     _shared: ClassVar[tuple[str, ...]]
     """Attributes that a deep copy shares with its original."""

@@ -54,7 +54,7 @@ TRANSPORT = (
 if TYPE_CHECKING:  # type checkers cannot read fields that are derived
 
     class OptionFields(BaseModel):
-        """A mixin with a field for each option of `AdaFuseConfig`. None leaves it to the engine."""
+        """A mixin with a field for each option of `AdaFuseConfig`. None: the engine's value."""
 
         def __getattr__(self, name: str) -> Any: ...
 

@@ -14,7 +14,7 @@ PARTS = ("text", "input_text", "input_json")
 
 
 def to_question(sent: Mapping[str, Any]) -> Question:
-    """Convert a question: its ``type``, its ``instructions``, and what `options_of` returns.
+    """Convert a question with its ``type``, its ``instructions`` and its options (`options_of`).
 
     Raises:
         InvalidInputError: the question cannot be used.
@@ -33,7 +33,7 @@ def to_question(sent: Mapping[str, Any]) -> Question:
 
 
 def options_of(sent: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Return the options of a question with their descriptions.
+    """Return the options of a question, each as a pair of its name and its description.
 
     They are in ``criteria``, a mapping or a list. In OpenAI's API, they are in ``choices`` or
     ``levels``, a list of mappings that have ``value`` or ``label``, and ``description``.
@@ -66,7 +66,7 @@ def to_answer(question: Question, answer: Answer) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return text as it is, a list of its parts as one text, and other data as JSON."""
+    """Return text as it is, a list of text parts as one text, None as "", other data as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     parts = value if isinstance(value, list) else []

@@ -30,10 +30,10 @@ from adafuse_llm.text.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.stops import begun_size
 
 CUT = ("length", "cancelled")
-"""Finish reasons of replies that a limit or the user ended, and not the members."""
+"""Finish reasons of replies that a limit or the user ended before the members did."""
 
 MIN_MARKER = len("<tool")
-"""If a limit cuts an opening marker off, so many characters of the marker count as a call."""
+"""At the end of a cut-off reply, this many characters of an opening marker, or more, are a call."""
 
 HEAD = 32
 """A reply can be calls without markers only if its first `HEAD` characters have a call's key."""
@@ -42,7 +42,7 @@ _KEYS = {"name", "arguments"}
 _FENCE = re.compile(r"(?:^|(?<=[}\]]))[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _WRITTEN = re.compile(r'"name"\s*:\s*"[^"\n]*"\s*,\s*"arguments"\s*:')
 HALF = re.compile("[\ud800-\udfff]")
-"""One half of a character that UTF-16 splits in two, such as an emoji. UTF-8 cannot encode it."""
+"""A surrogate: one half of a character, such as an emoji, in UTF-16. UTF-8 cannot encode it."""
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _NUMBER_AT_END = re.compile(r"\d[\d.eE+-]*\Z")
 _OTHER_BRACKET = str.maketrans("]}", "}]")
@@ -75,7 +75,7 @@ class InvalidToolCall:
     """A malformed or unfinished call.
 
     Attributes:
-        name: the name of the tool, if the call is JSON and has one.
+        name: the name of the tool; None if the call is not JSON or has no name.
         text: what the members wrote, without the markers.
         error: why the call is invalid.
         is_cut: whether a limit or the user ended the reply inside the call.
@@ -96,8 +96,8 @@ class CallPiece:
     Attributes:
         number: the number of the call in the reply, from 0.
         name: the name of the tool in the first piece, and None in the others.
-        arguments: the next part of the arguments' JSON. If the call turns out invalid, the last
-            piece has a wrong bracket, so that no client completes and runs the call.
+        arguments: the next part of the arguments' JSON. If the call is invalid, the last piece has
+            a marker or a wrong bracket, so that no client completes and runs the call.
     """
 
     number: int
@@ -145,7 +145,7 @@ class ReplyDelta:
 
 
 def cut_off(finish_reason: str | None, limit: str) -> str:
-    """Return what cut a reply off, by its name in frameworks; "" if nothing did.
+    """Return a text such as "max_tokens cut it off", or "" if nothing cut the reply off.
 
     The arguments are ``finish_reason`` and ``cut_by`` of a `Generation`.
     """
@@ -258,7 +258,7 @@ class ReplyReader:
         return parts + self._take(len(self._buffer))
 
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
-        """Return the position and the text of the buffer's first marker that takes effect.
+        """Return position and text of the buffer's first marker that takes effect, or None.
 
         A string in a call's JSON may contain the closing marker, so a call ends at the first such
         marker after whole JSON. At the reply's end, a malformed call ends at its first such marker.
@@ -404,9 +404,9 @@ def _may_be_calls(text: str) -> bool:
 
 
 def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
-    """Read the calls in a whole reply that has no markers.
+    """Read the calls in a whole reply that has no markers. Return them and "".
 
-    If this fails, return no calls, and why; the reason is "" if the reply does not look like calls.
+    If this fails, return no calls and the reason, or "" if the reply does not look like calls.
     """
     rest = _FENCE.sub("", text).strip()
     calls: list[ToolCall] = []
@@ -501,7 +501,7 @@ def read_json(text: str) -> Any:
     Half a character, such as half an emoji, becomes U+FFFD.
 
     Raises:
-        ValueError: `text` is not JSON, or a number is too large.
+        ValueError: `text` is not JSON, its nesting is too deep, or a number is too large.
     """
     try:
         value = json.loads(text, parse_constant=_finite, parse_float=_finite)

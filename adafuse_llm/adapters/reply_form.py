@@ -102,8 +102,8 @@ class ReplyForm:
         """Return the form of the next reply in a conversation: tools, the schema, or both.
 
         Small members tend to invent the values of an object instead of calling a tool, and later to
-        repeat a call instead of writing the object. So the schema is left out until a tool
-        has returned a result, and the tools are left out after a repeated call.
+        repeat a call instead of writing the object. So after a user's message, the schema
+        is left out until a tool has returned a result, and the tools after a repeated call.
         """
         if not self.calls_tools or self.choice != "auto" or self.schema is None:
             return self
@@ -121,7 +121,7 @@ class ReplyForm:
         return replace(self, choice="none") if len({*calls}) < len(calls) else self
 
     def reader(self, options: Mapping[str, Any], *, as_text: bool = True) -> ReplyReader:
-        """Return a reader for one reply in this form. `options`: what `enforced` returned."""
+        """Return a reader for one reply in this form. `options` are those from `enforced`."""
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,
@@ -133,10 +133,10 @@ class ReplyForm:
 def enforced(
     engine: Engine, form: ReplyForm, options: Mapping[str, Any], enforce: Enforce
 ) -> tuple[dict[str, Any], str]:
-    """Return options that enforce the form of a reply, and a warning if they do so only in part.
+    """Return options that enforce the form of a reply, and a warning or "".
 
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
-    engine. With ``"auto"``, parts of a schema that cannot be enforced are left out.
+    engine. With ``"auto"``, the warning names what cannot be enforced, which is left out.
 
     Raises:
         InvalidOptionError: `enforce` is True, and a part of the form cannot be enforced.
@@ -229,7 +229,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 
 def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of a reply for these tools and for the `FORM_KEYWORDS` among `keywords`.
+    """Return the form of a reply that can call `tools`. `keywords` can have other `FORM_KEYWORDS`.
 
     Raises:
         InvalidInputError: a value has an unknown form, or the choice does not fit the tools.

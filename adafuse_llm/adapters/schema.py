@@ -25,9 +25,9 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects can have only the properties that it lists.
 
     Few authors want other properties, but few forbid them. ``additionalProperties`` becomes false
-    in every object schema that has ``properties`` and no keyword about others. Every value that
-    fits the result also fits `schema`. A schema that combines the properties of several schemas, as
-    with ``allOf``, stays as it is, because closing its parts could exclude every value.
+    in object schemas that list all required ``properties`` and have no keyword about others. Every
+    value that fits the result also fits `schema`. A schema that combines the properties of several
+    schemas, as with ``allOf``, stays as it is, because closing its parts could exclude all values.
     """
     combines = False
 
@@ -62,7 +62,7 @@ def closed_schema(
 ) -> tuple[dict[str, Any], str]:
     """Return the enforceable part of a schema, with closed objects, and the Lark rule of this part.
 
-    `problems` receives a reason for each part that is left out. Without this list, such a part
+    `problems` receives a reason for each part that is left out. If `problems` is None, such a part
     raises a `GrammarError`.
 
     Raises:
@@ -113,7 +113,7 @@ def _path_of_bad_property(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _leave_out(schema: Any, path: tuple[str, ...]) -> bool:
-    """Remove the keyword, or the rules of the property, at a path. Return whether there was one."""
+    """Remove the keyword, or the rules of a property, at a path. Return whether any were there."""
     *parents, last = path or ("",)
     is_map = False  # whether the keys of `schema` are names, such as those of properties
     for key in parents:

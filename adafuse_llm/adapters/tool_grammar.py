@@ -28,7 +28,7 @@ _CALL_END = CALL_CLOSES.replace("/", r"\/")
 
 # The lexer matches the longest terminal. Text up to a marker is therefore a terminal of its own,
 # and no other terminal that is possible at the same position can contain the marker. Replies do not
-# begin with whitespace; before a reply, a member can write a space or none.
+# begin with whitespace here: `ONE_SPACE` allows the one space that a member may write before.
 _TEXT_AND_CALLS = rf"""
 start: CLOSED_THOUGHT_0 more
      | OPEN_THOUGHT_0

@@ -164,7 +164,7 @@ class Parser(argparse.ArgumentParser):
         Args:
             usage: the flag, and the name of its value if it has one, such as ``--trials N``. FILE
                 and PATH stand for a `Path`, and N for a whole number from 1.
-            text: the help, to which the default is added. If empty, the option's description.
+            text: the help, or "" for the option's description. The default is added to it.
             **settings: other arguments of `add_argument`.
         """
         flag, _, value = usage.partition(" ")
@@ -345,7 +345,7 @@ def positive(text: str) -> int:
 
 
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
-    """Return the name and value of ``NAME=VALUE``. VALUE is YAML, except for text options.
+    """Return name and value of ``NAME=VALUE``. VALUE is YAML, or else text, as for text options.
 
     Raises:
         InvalidOptionError: the text does not have this form, or the name is not in `allowed`.

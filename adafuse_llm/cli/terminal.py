@@ -21,7 +21,7 @@ from adafuse_llm.report.terminal import Display
 
 
 def stdout_console() -> Console:
-    """Return a console for results. Without a terminal, it is COLUMNS or 120 characters wide."""
+    """Return a console for results. Without a terminal, its width is $COLUMNS or 120."""
     wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(
         file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False

@@ -124,7 +124,7 @@ def compare(metric: str, ours: Sequence[bool], theirs: Sequence[bool]) -> Compar
 def mcnemar(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    `wins`: questions that only our system answers right; `losses`: only theirs. The result is twice
+    Only our system answers `wins` questions right, and only theirs `losses`. The result is twice
     the probability of ``min(wins, losses)`` heads or fewer in ``wins + losses`` tosses, at most 1.
     """
     total = wins + losses
@@ -147,7 +147,7 @@ def share(hits: int, total: int, tail: float = 0.025) -> Score:
 
 
 def _lowest_share(hits: int, total: int, tail: float) -> float:
-    """Return the share at which `hits` or more of `total` have the probability `tail`."""
+    """Return the share at which the probability of `hits` or more of `total` is `tail`."""
     counts, ways = np.arange(hits, total + 1), _log_ways(total)[hits:]
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
@@ -158,17 +158,17 @@ def _lowest_share(hits: int, total: int, tail: float) -> float:
 
 
 def _log_ways(total: int) -> NDArray[np.float64]:
-    """Return the logarithms of the binomial coefficients of `total` and 0, 1, ..., [total + 1]."""
+    """Return the logarithms of the binomial coefficients of `total` over 0, 1, ..., [total + 1]."""
     factorials = np.append(0.0, np.cumsum(np.log(np.arange(1, total + 1))))
     ways: NDArray[np.float64] = factorials[-1] - factorials - factorials[::-1]
     return ways
 
 
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
-    """Return the lowest and the highest difference on random subsets, without 2.5 % at either end.
+    """Return the bounds between which 95 % of the differences on random subsets lie.
 
-    `wins`, `losses` and `ties` count the questions with a difference of 1, -1 and 0. The empty
-    subset agrees with every difference, so it counts at both ends.
+    `wins`, `losses` and `ties` count the questions with a difference of 1, -1 and 0. Beyond
+    each bound lie 2.5 %. The empty subset agrees with every difference, so it counts beyond both.
     """
     if not wins and not losses:
         return -unseen(ties), unseen(ties)

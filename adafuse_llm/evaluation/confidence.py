@@ -21,7 +21,7 @@ FEWEST, FEWEST_OF_A_KIND = 50, 5
 """Minimum number of answers for a fit; minimum number of right ones, and of wrong ones."""
 
 RIDGE = 1.0
-"""Strength of the ridge penalty: the factor of a standardized feature's squared coefficient."""
+"""Strength of the ridge: twice the factor of a standardized feature's squared coefficient."""
 
 STEPS = 50
 """Maximum number of Newton steps. A fit ends early when the coefficients stop changing."""
@@ -36,7 +36,7 @@ class Coverage(BaseModel):
     Attributes:
         answered: how many answers count as the surest, in percent of all.
         confidence: the lowest confidence of these answers.
-        right: share of right answers among these.
+        right: percentage of right answers among these.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,8 +54,8 @@ class Reliability(BaseModel):
         questions: number of answers.
         area: area under the ROC curve, in percent: how often a right answer has a higher confidence
             than a wrong one. The interval is DeLong's.
-        error: mean difference between confidence and share of right answers, in percentage points,
-            over `GROUPS` groups of answers with similar confidence, all of equal size.
+        error: mean distance between confidence and share of right answers, in percentage points,
+            over `GROUPS` groups of answers with similar confidence, of about equal size.
         curve: accuracy of the surest tenth of the answers, of the surest two tenths, ..., of all.
     """
 

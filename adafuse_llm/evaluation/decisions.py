@@ -42,12 +42,12 @@ class DecisionFit(BaseModel):
         calibration: the calibration. In 95 % of cases, at most the allowed share of the answers at
             or above its threshold is wrong. If the questions do not show this, it has no threshold.
         questions: number of questions.
-        alone: share of right answers of each member alone, fitted in the same way.
+        alone: by member, share of right answers of this member alone, fitted in the same way.
         accuracy: share of right answers of all members together.
         error: calibration error in percentage points, as in `Reliability`.
         area: area under the ROC curve of the first label; None unless there are two labels.
         curve: accuracy of the surest tenth of the answers, of the surest two tenths, ..., of all.
-        coverage: percentage of the answers at or above the threshold; 0 without one.
+        coverage: percentage of the answers at or above the threshold; 0 without a threshold.
         beta: share of questions that every member alone gets wrong, so that no choice among their
             answers is right.
         flips: by member, share of questions whose likeliest option changes with the options' order.
@@ -230,7 +230,7 @@ def fit_decisions(
 
 
 def flips(orders: Sequence[Array]) -> Score:
-    """Return the share of questions whose likeliest option changes with the order.
+    """Return the share of questions whose likeliest option changes with the options' order.
 
     For every question, `orders` has log-probabilities, [orders, options].
     """
@@ -253,7 +253,7 @@ def _bound(point: Coverage, questions: int) -> float:
 def _table(logprobs: Sequence[Array], labels: int) -> Array:
     """Return the features of the options, [questions, options, members + labels].
 
-    They are the members' log-probabilities minus their means, and 1 for the option's own label.
+    They are each member's log-probabilities minus their mean, and 1 for the option's own label.
     Where a question has fewer options than others, the features are NaN.
     """
     most = max(each.shape[1] for each in logprobs)
@@ -267,8 +267,8 @@ def _table(logprobs: Sequence[Array], labels: int) -> Array:
 def _best(table: Array, right: NDArray[np.int64], allowed: Sequence[int], members: int) -> Array:
     """Return the best coefficients: at least 0 for allowed members, and 0 for other members.
 
-    Noise gives even a member that knows nothing a small coefficient. So a member gets one only
-    if it adds `WORTH` to the log-likelihood.
+    Noise gives even a member that knows nothing a small coefficient. So a further member
+    gets one only if it adds `WORTH` to the log-likelihood.
     """
     labels, found = range(members, table.shape[2]), []
     for size in range(1, len(allowed) + 1):

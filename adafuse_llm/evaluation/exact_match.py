@@ -78,8 +78,8 @@ def final_number(text: str) -> Decimal | None:
 
     If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of the
     line after the last announcement counts: the first number after its last "=", or else its first
-    number. Otherwise, the text's last number counts. A number may have commas between thousands, a
-    currency sign, decimals and a minus sign. Fractions are not supported.
+    number. Without such a number, the text's last number counts. A number may have commas between
+    thousands, a currency sign, decimals and a minus sign. Fractions are not supported.
     """
     text = text.replace("{,}", ",")
     announced = list(_ANNOUNCED.finditer(text))

@@ -14,7 +14,7 @@ from adafuse_llm.errors import InvalidInputError, short_repr
 
 
 class Line(NamedTuple):
-    """A line of a test set: its number from 1, "question" and "answer", and the whole object."""
+    """A line of a test set: its number from 1, "question", "answer" (`label`) and whole object."""
 
     number: int
     question: str
@@ -87,7 +87,7 @@ class Results:
             afresh: whether to drop the results so far.
 
         Raises:
-            InvalidInputError: another process uses the file, or it is not of a run with `settings`.
+            InvalidInputError: another process uses the file, or its run had other settings.
         """
         if self.path.exists() and not self.path.is_file():  # reading from a pipe would block
             raise InvalidInputError(f"{self.path} is not a regular file. Choose another output.")
@@ -129,7 +129,7 @@ class Results:
         return results
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append a result. If `resumed` yielded none, the first one replaces the whole file."""
+        """Append a result. If `resumed` yielded none, the first result replaces the file."""
         is_first, records = self._first is not None, [*filter(None, [self._first]), record]
         with self.path.open("wb" if is_first else "ab") as file:
             for each in records:

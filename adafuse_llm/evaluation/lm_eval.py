@@ -73,7 +73,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         config: path of a configuration file (`adafuse_llm.loading.config_file`). Default: the
             embedded members.
         batch_size: maximum number of simultaneous requests. "auto" stands for 16.
-        device: the device of all members. Ignored with a `device_map`, or if "cuda" is missing.
+        device: the device of all members. Ignored with a `device_map`; "cuda" also without a GPU.
         trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         check_greedy: whether to compute `is_greedy`, which costs a round or more per context, and
             is otherwise always False. Multiple-choice tasks do not use it.
@@ -193,7 +193,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the description of the chat template that the harness records."""
+        """Return what the harness records about the chat template."""
         if isinstance(chat_template, str):
             raise InvalidInputError(
                 "a chat template cannot be chosen: every member uses its own; got "
@@ -238,7 +238,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context. Cut text so that `room` more tokens fit."""
+        """Return the arguments for a context. Cut a text so that `room` more tokens fit."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
@@ -271,7 +271,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def _tokens(self, text: str) -> int:
-        """Return the number of tokens of a continuation for the member that needs most."""
+        """Return a continuation's number of tokens for the member that needs the most."""
         return max(
             len(backend.codec.encode_continuation((), text)[0]) for backend in self.engine.backends
         )
@@ -280,8 +280,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert generation options of the harness to options of `AdaFuseConfig`.
 
-    The rules are those of the harness's own Hugging Face model: responses are drawn only with
-    ``do_sample=True``, by default at temperature 1, or with a temperature above 0.
+    The rules are those of the harness's own Hugging Face model: responses are drawn only with a
+    temperature above 0, or with ``do_sample=True``, which sets the default temperature to 1.
     """
     named = {name: value for name, value in given.items() if value is not None}
     rest: dict[str, Any] = dict(normalize_gen_kwargs(named, default_max_gen_toks=0))

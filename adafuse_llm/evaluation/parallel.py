@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 AHEAD = 2
 """Number of items per worker that `in_order` submits before it waits for the oldest result. With
-more than one, a slow item leaves no worker idle. With few, an interruption loses few results."""
+more than one, a slow item seldom leaves workers idle. With few, an interruption loses little."""
 
 
 def in_order(

@@ -61,8 +61,8 @@ CHOICES: Mapping[str, Sequence[float]] = {
     "max_words": (1, 2, 3, 4),
     "branching_factor": (1, 2, 3, 4, 5),
 }
-"""Values that the search tries, by option. It leaves out options that the strategy does not use, or
-that the caller has fixed. The search also varies which members decode."""
+"""Values that the search tries, by option. The search leaves out options that the strategy does not
+use or that the caller has fixed. It also varies which members decode."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class Answer(BaseModel):
         text: the answer that the metric reads from the response.
         is_right: whether the answer is right. A failed request counts as a wrong answer.
         error: type and message of the error if the request failed.
-        tokens: number of tokens that all members processed or reused from earlier requests with
-            the same beginning. None if the request failed.
+        tokens: number of tokens, summed over the members, that were processed or reused from
+            earlier requests with the same beginning. None if the request failed.
         features: numbers for a calibration (`adafuse_llm.calibration.features`); None if unknown.
     """
 
@@ -174,11 +174,11 @@ class Tuning(BaseModel):
         best_member: name of the best single member on the search half. Of members with equal
             scores, the one with the fewest tokens wins.
         ensemble: the options of the best setting on the search half.
-        tested: results of the ensemble and the best member on the held-out half.
+        tested: by name, results of the ensemble and the best member on the held-out half.
         comparison: paired comparison of these two results.
         out_of_reach: share of the questions of the search half that every member alone answers
             wrong. No choice among the members' answers is right on these questions.
-        confidence: by setting in `tested`, the calibration from all questions with its quality, or
+        confidence: by name as in `tested`, the calibration from all questions with its quality, or
             the reason why there is none.
     """
 
@@ -244,8 +244,8 @@ def tune(
 ) -> Tuning:
     """Search for the members and options that answer best, and test them on held-out questions.
 
-    The engine answers `RuntimeConfig.max_requests` questions at a time. An error of a member, such
-    as a lack of memory, ends the search.
+    The engine answers `RuntimeConfig.max_requests` questions at a time. An error in `LASTING` is a
+    wrong answer; every other error ends the search.
 
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
@@ -455,4 +455,4 @@ class _Answers:
 
 
 _DEFAULTS = AdaFuseConfig().model_dump(include={*CHOICES})
-"""Defaults of the searched options. In every ensemble setting, they replace the engine's."""
+"""Defaults of the searched options. In every ensemble setting, they replace the engine's values."""

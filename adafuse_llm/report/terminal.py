@@ -72,7 +72,7 @@ class Display:
     def rounds(self, rounds: Sequence[Round]) -> Group:
         """Return a table of rounds, and below it what their scores mean.
 
-        A row has the owner, the winner, the winner's score and the runner-up. If a round did not
+        A row has a round's index, owner, winner, winner's score and runner-up. If the round did not
         ask all members, its row names the others instead of the runner-up.
         """
         table = Table.grid(padding=(0, 2))
@@ -97,7 +97,7 @@ class Display:
         return Group(table, self.terms(rounds))
 
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
-        """Return a line that explains scores and, with `by_member`, one on members' numbers."""
+        """Return a line about scores and, with `by_member`, above it one about members' numbers."""
         meaning = styles.meaning(self._strategy, rounds)
         lines = [f"Below a member: {meaning['number']}"] if by_member else []
         lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")
@@ -189,7 +189,7 @@ def _name(look: Look | Shared) -> Text:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Return the runner-up and its score; for ``choices``, also the probability of the winner."""
+    """Return the runner-up and its score, or for ``choices`` its and the winner's probability."""
     probabilities = decided.choice_probabilities
     others = [
         (candidate.score, index)

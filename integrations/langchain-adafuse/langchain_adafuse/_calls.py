@@ -125,7 +125,7 @@ class ResponseChunks(ABC):
         """Return the finished response as LangChain's generation."""
 
     def records(self, event: StreamEvent) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Record an event's round. Return the record in a list, and what a message keeps of it."""
+        """Record an event's round. Return one record or none, and a message's entry for it."""
         call = self.call
         if event.round is None or call.model.round_detail == "none":
             return [], {}
@@ -252,7 +252,7 @@ class ModelCall:
 
 
 def _for_whole(run: Any) -> Any:
-    """Return a run without handlers that stream, because this call asks for whole responses."""
+    """Return a run without its streaming handlers, because this call asks for whole responses."""
     if run is None:
         return None
     run = copy(run)  # LangChain knows these handlers by their method, too

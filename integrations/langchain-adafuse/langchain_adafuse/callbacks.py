@@ -45,7 +45,7 @@ register_configure_hook(_HANDLER, inheritable=True)
 
 @contextmanager
 def get_round_callback() -> Iterator[RoundCallbackHandler]:
-    """Collect the rounds of all models that run inside the block."""
+    """Yield a handler that collects the rounds of all models that run inside the block."""
     handler = RoundCallbackHandler()
     token = _HANDLER.set(handler)
     try:

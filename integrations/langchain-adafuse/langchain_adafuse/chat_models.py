@@ -61,7 +61,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     The first call, or `warmup`, loads the members. Each of them reads the messages in the format of
     its own chat template. The system message describes schemas and, for templates without tools,
-    the tools. A stream has one chunk per committed span, and a last one with the metadata.
+    the tools. A stream has chunks of committed text or calls, and a last one with the metadata.
     Reasoning is in the ``additional_kwargs`` of a message, as ``reasoning_content``.
     """
 
@@ -70,9 +70,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     enforce: Literal["auto"] | StrictBool = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"``: with the extra
-    ``adafuse-llm[grammar]``, they do; if a schema cannot be enforced, a warning names the reason,
-    and the members only read the schema. True: they do, or an error names the reason. False: they
-    do not. Every call can override this field."""
+    ``adafuse-llm[grammar]``, they do; a warning names parts of a schema that cannot be enforced,
+    which the members only read. True: they do, or an error names the reason. False: they do not.
+    Every call can override this field."""
 
     tool_choice: str | bool | dict[str, Any] | None = None
     """The default `tool_choice` of `bind_tools`, and of calls that have tools."""
@@ -217,7 +217,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         return ChatResult(generations=generations)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
-        """Also disable streaming of several responses, unless the method `stream` asks for it."""
+        """Disable streaming also for several responses, unless the method `stream` asks for it."""
         is_plural = not kwargs.get("stream") and kwargs.get("n", self._config.n) not in (None, 1)
         return is_plural or super()._streaming_disabled(**kwargs)
 
@@ -298,7 +298,7 @@ class ChatResponseChunks(ResponseChunks):
         self._reader = form.reader(self.call.options, as_text=False) if form else ReplyReader()
 
     def read(self, event: StreamEvent) -> list[ChatRoundChunk]:
-        """Return the chunks of an event: one with text and reasoning, one with calls, and the end.
+        """Return the chunks of an event: text and reasoning, then calls, and at the end metadata.
 
         LangChain's event protocol recognizes malformed calls only in a chunk of their own.
         """
@@ -384,7 +384,7 @@ def _instance(message: AIMessage, parser: PydanticOutputParser[Any]) -> Any:
 
 
 def _arguments(message: AIMessage, name: str) -> AIMessage:
-    """Return a message whose text is the arguments of the first call of a tool."""
+    """Return a message whose text is the arguments of the first call of the tool `name`."""
     for call in message.tool_calls:
         if call["name"] == name:
             return AIMessage(json.dumps(call["args"]))

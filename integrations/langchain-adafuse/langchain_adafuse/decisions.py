@@ -100,7 +100,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
 
 
 def _to_plain(value: Any) -> Any:
-    """Return data with its messages as text. Media raise an error."""
+    """Return data with its messages as text. Raise an error if it has media."""
     if isinstance(value, BaseMessage):
         value = [value]
     if isinstance(value, Mapping):

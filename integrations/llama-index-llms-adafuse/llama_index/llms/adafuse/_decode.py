@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 
 Convert = Callable[[StreamEvent, AdaFuseRaw, list[list[LogProb]] | None], R]
-"""A function that turns an event, which may have the whole response, into LlamaIndex's response.
-There is a list per committed token: its log-probability, then those of the likeliest others."""
+"""A function that turns an event, its raw data and log-probabilities into LlamaIndex's response.
+Per committed token, a list has its log-probability, then those of the likeliest others; or None."""
 
 Prepared = tuple[Engine, Request, Convert[R]]
 
@@ -58,7 +58,7 @@ class Decode(Generic[R]):
     def stream(self) -> Generator[R, None, None]:
         """Return the parts of the response, one per committed span and at least one.
 
-        An invalid request raises an error before any computation.
+        An invalid request raises an error before the decoding begins.
         """
         events = self._events(streams=True)
         next(events)

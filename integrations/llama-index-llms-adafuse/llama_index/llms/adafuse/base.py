@@ -70,7 +70,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         engine: an existing engine, such as a `RemoteEngine`, to use instead of `members`.
         context_window, is_chat_model, is_function_calling_model: values for `metadata` instead of
             the members' own. LlamaIndex's agents and programs pass tools only to function-calling
-            models; set the last value to true for members whose calls cannot be enforced.
+            models; set the third value to true for members whose calls cannot be enforced.
         request_timeout: time limit of a call in seconds, excluding loading. The keyword ``timeout``
             of a call overrides it.
         round_events: whether each round is an event of LlamaIndex's instrumentation.
@@ -296,7 +296,7 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """Return the whole tool calls in a response or in a chunk of a stream.
+        """Return the complete tool calls in a response or in a chunk of a stream.
 
         Raises:
             MalformedReplyError: there is no call and `error_on_no_tool_call` is true, or a limit

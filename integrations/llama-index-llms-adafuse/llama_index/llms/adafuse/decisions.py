@@ -67,8 +67,8 @@ class AdaFuseSelector(BaseSelector):
 class AdaFuseRelevance(BaseNodePostprocessor):
     """A filter for query engines. It keeps the passages that probably hold the answer.
 
-    Members read each passage, and then the question. The new score of a passage is its
-    probability. The likeliest passage comes first. Passages without text are dropped.
+    Members read each passage, and then the question. The new score of a passage is the probability
+    that it holds the answer. The likeliest passage comes first. Passages without text are dropped.
     """
 
     llm: AdaFuseLLM
