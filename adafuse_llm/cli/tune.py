@@ -245,7 +245,7 @@ def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
 
 
 def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of the configuration file. It lists only the models that decode."""
+    """Return the entries of the configuration file, which lists only the models that decode."""
     file, alone = setup.file, len(found.get("use", ())) == 1
     # leave out weights and searched options, which have no effect on a member alone
     dropped = {*tuning.CHOICES, "weights"} if alone else set()
@@ -264,7 +264,7 @@ def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[st
 
 
 def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str, Any]:
-    """Return a model's entry that is valid in any folder: an absolute path, and the same name."""
+    """Return a model's entry with an absolute path, valid in any folder, and the name `name`."""
     setting = model if isinstance(model, str) else model.get("path", "")
     path = str(Path(setting).absolute()) if setting and Path(setting).exists() else setting
     if isinstance(model, str):

@@ -111,7 +111,7 @@ class Results:
             yield known
 
     def _read(self, lines: list[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the results in the lines of the file. Raise an error if its settings differ."""
+        """Return the results in the lines of a file. Raise an error if it has other settings."""
         try:
             theirs, *results = map(json.loads, lines)
             names = {**settings, **theirs}

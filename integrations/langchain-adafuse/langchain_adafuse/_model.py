@@ -96,7 +96,7 @@ class EnsembleRunnable(EnsembleFields, Serializable):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All that affects a response, as plain data: the key in LangChain's caches."""
+        """All that affects a response, as plain data for the keys of LangChain's caches."""
         options = self._options
         if "stop" in options:  # LangChain writes a call's own `stop` under this name
             options["stop_sequences"] = options.pop("stop")
