@@ -44,6 +44,7 @@ def decide(setup: Setup, flags: Namespace) -> int:
     if flags.state is None and sys.stdin.isatty():
         raise InvalidInputError("pass --state FILE, or send a text to stdin")
     state = sys.stdin.read() if flags.state is None else read_text(flags.state)
+    state = state.rstrip("\r\n")  # files end with a line break, lines of tune's FILE do not
     if setup.is_embedded:
         tell(EMBEDDED)
     with setup.load() as engine, stderr_console().status("reading the text"):

@@ -62,6 +62,8 @@ def test_an_llm_is_passed_whole_or_as_its_fields(kind, llm):
     kind(engine=llm.engine)
     with pytest.raises(InvalidInputError, match="use"):
         kind(llm=llm, use=["elm"])
+    with pytest.raises(InvalidInputError, match="engine="):
+        kind(llm=llm.engine)
 
 
 async def test_a_query_engine_answers_from_the_passages_that_remain(llm):

@@ -39,10 +39,13 @@ class AdaFuseSelector(BaseSelector):
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
         texts = [" ".join(choice.description.split()) for choice in choices]
-        if len(texts) < 2:
+        if not texts:
+            raise InvalidInputError("there are no choices: pass at least one")
+        if len(texts) == 1:
             return SelectorResult(selections=[SingleSelection(index=0, reason="the only choice")])
-        # number equal descriptions, because the options of a question must differ
-        texts = [t if texts.count(t) == 1 else f"{t} ({n})" for n, t in enumerate(texts, start=1)]
+        # number the descriptions if some are equal, because the options of a question must differ
+        if len({*texts}) < len(texts):
+            texts = [f"{text} ({number})" for number, text in enumerate(texts, start=1)]
         question = Choice("Which of these helps to answer it?", texts)
         (likely,) = _answers(self._llm, [query.query_str], question)
         found = [likely.probabilities[text] for text in texts]
@@ -107,9 +110,14 @@ class AdaFuseRelevance(BaseNodePostprocessor):
 
 
 def _model(llm: AdaFuseLLM | None, fields: dict[str, Any]) -> AdaFuseLLM:
+    if not isinstance(llm, (AdaFuseLLM, type(None))):
+        raise InvalidInputError("llm must be an AdaFuseLLM; pass an engine as engine=")
     if llm is not None and fields:
-        raise InvalidInputError(f"the llm has its own {', '.join(fields)}; pass llm= or these")
-    return llm or AdaFuseLLM(**fields)
+        raise InvalidInputError(
+            f"{', '.join(fields)}: unknown here, or an option of the llm. Pass options to "
+            "AdaFuseLLM, or leave out llm= and pass its fields."
+        )
+    return AdaFuseLLM(**fields) if llm is None else llm
 
 
 def _answers(llm: AdaFuseLLM, states: Sequence[str], question: Question) -> list[Answer]:
