@@ -118,9 +118,9 @@ ONE_OR_MANY = BeforeValidator(one_or_many)
 
 
 class Options(BaseModel):
-    """Options that cannot be changed. The docstring below a field becomes its description.
+    """Base class of immutable options. The docstring below a field becomes its description.
 
-    The error for an invalid option has a message of one line.
+    An invalid option raises an `InvalidOptionError` with a message of one line.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

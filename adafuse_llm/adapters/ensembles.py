@@ -212,7 +212,7 @@ _LOADED: dict[str, AdaFuseEngine] = {}
 """The loaded engines of this process, by the `_key` of their ensembles."""
 
 _LOCKS: dict[str, threading.Lock] = {}
-"""Locks by the same keys. A thread holds the lock of an ensemble while it loads the members."""
+"""Locks by the `_key` of their ensembles. A thread that loads an ensemble holds its lock."""
 
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 

@@ -345,7 +345,7 @@ def positive(text: str) -> int:
 
 
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
-    """Return name and value of ``NAME=VALUE``. VALUE is YAML, or else text, as for text options.
+    """Return the name and the value of ``NAME=VALUE``. YAML is parsed, except for text options.
 
     Raises:
         InvalidOptionError: the text does not have this form, or the name is not in `allowed`.

@@ -4,8 +4,8 @@ The library llguidance (extra ``grammar``) compiles a grammar and reads text byt
 `GrammarState` follows the text of a response, and `GrammarVocabulary` knows which tokens of a
 member may come next (`adafuse_llm.decoding.permits`).
 
-Before the response, a member may write the last spaces of the prompt, or one space if it replies to
-messages. This is the *lead* of its grammar.
+If a member reads a prompt without its last spaces, it must write them before the response. In a
+reply to messages, it may write one space first. This text is the *lead* of its grammar.
 """
 
 from __future__ import annotations

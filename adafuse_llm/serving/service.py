@@ -32,8 +32,8 @@ THREADS = 16
 """The server checks at most so many requests with a grammar at once, and as many others."""
 
 TOKEN_CHARACTERS = 16
-"""Maximum characters of a prompt for each token of the context window. The server refuses a longer
-prompt without encoding it. Tokens have three to five characters on average."""
+"""Maximum characters of a prompt, its choices and `stop` for each token of the context window. The
+server refuses more without encoding it. Tokens have three to five characters on average."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StreamEvent | Scores)

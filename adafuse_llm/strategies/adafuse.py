@@ -84,10 +84,10 @@ class Single(AdaFuse):
 
 
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:
-    """Return the largest number of uncommitted tokens in a member's tree.
+    """Return how many uncommitted tokens to allow for in a member's tree.
 
-    It counts `max_word_tokens` for every word. Most words are shorter, which leaves room for nodes
-    of earlier rounds, and for members that need more tokens for a word than its writer.
+    Every word counts as `max_word_tokens`. Most are shorter, so there is room for nodes of earlier
+    rounds, and for words that take more tokens in this member than in the one that proposed them.
     """
     # a member proposes at most M - 1 confident words, and B alternatives that all continue them
     words = config.max_words - 1 + config.branches

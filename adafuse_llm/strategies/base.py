@@ -62,7 +62,7 @@ class Strategy(ABC):
         return 2
 
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        """Return the largest number of uncommitted tokens in a member's tree."""
+        """Return how many uncommitted tokens to allow for in a member's tree."""
         return 0
 
     @abstractmethod

@@ -68,8 +68,8 @@ def token_codes(
 ) -> tuple[int, ...]:
     """Return a hash of each token of a vocabulary of `size` tokens, from 0 to 2^64 - 1.
 
-    Tokens with the same text in different vocabularies have the same hash, and tokens of one
-    vocabulary have different ones. If `texts` is None, the hashes are those of the ids.
+    Equal texts have the same hash in all vocabularies, but each repetition of a text within one has
+    another. Tokens in `end_ids` are hashed by rank, and others by id if `texts` is None.
     """
     ends = {token: number for number, token in enumerate(sorted(end_ids))}
     seen: Counter[str] = Counter()

@@ -177,7 +177,7 @@ class LogitsBackend(Backend, Generic[S]):
         return results
 
     def _score_long(self, query: Query, size: int) -> QueryResult:
-        """Answer a query, but score `size` nodes at a time, and keep no logits just for this."""
+        """Answer a query, `size` scored nodes at a time, and drop logits that only scores need."""
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         scores: list[float] = []

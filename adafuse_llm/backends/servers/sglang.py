@@ -18,7 +18,7 @@ from adafuse_llm.backends.servers.connection import Connection
 
 
 class SglangApi(ServerApi):
-    """The API of SGLang. One call has all prompts, and the given tokens of every prompt."""
+    """The API of SGLang. One call asks about all prompts, each with its own tokens to score."""
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         entry = chosen_model(server, model)
