@@ -77,7 +77,7 @@ class AdaFuseRelevance(BaseNodePostprocessor):
     llm: AdaFuseLLM
     """The LLM whose members read the passages. Its options apply as for `AdaFuseSelector`."""
 
-    threshold: float = 0.5
+    threshold: float = Field(default=0.5, ge=0, le=1)
     """Lowest probability at which a passage is kept. Small members rank passages better than
     they say yes or no, so choose the threshold with labeled examples."""
 
