@@ -129,10 +129,9 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of content parts with reasoning of earlier replies. Members do not get these parts."""
 
-PARTS = (
-    *("text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "file"),
-    *("input_file", "document", "audio", "input_audio", "video", "video_url", *THOUGHTS),
-)
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+MEDIA_PARTS = ("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url")
+PARTS = (*TEXT_PARTS, *MEDIA_PARTS, "file", "input_file", "document", *THOUGHTS)
 """Types of content parts. If a tool's result has any other part, members read all of it as JSON."""
 
 

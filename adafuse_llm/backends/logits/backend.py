@@ -185,11 +185,7 @@ class LogitsBackend(Backend, Generic[S]):
             part = query.score[start : start + size]
             self._advance([replace(query, evaluate=(), score=part)])
             scores += logprobs([(state, node) for node in part]).tolist()
-            parents = {node.parent for node in part if node.parent}
-            state.forget(parents - kept)
-            # copies, because a view would keep the logits of the whole part in memory
-            rows = state.rows
-            rows.update({n: (rows[n][0].clone(), rows[n][1]) for n in parents & kept})
+            state.forget({node.parent for node in part if node.parent} - kept)
         # answer the rest of the query
         rest = replace(query, score=())
         (result,) = read([rest], self._advance([rest]), self._tokens)
