@@ -20,7 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,38 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
         cells = [fit.accuracy.shown(), shown, f"{fit.error:.1f}", "0.0"]
         rows.append(f"| {task}, {len(reads)} | fitted | {' | '.join(cells)} |")
         notes.append(fit.model_dump_json(exclude={"curve"}))
+        groups = np.array([int(each.state.split()[1]) for each in questions])
+        half = groups < np.median(np.unique(groups))
+        halves = (half.tolist(), (~half).tolist())
+        notes += [_halved(members, questions, reads, each) for each in halves]
     return "\n".join([*rows, "", *notes, ""])
+
+
+def _halved(
+    members: Sequence[str],
+    questions: Sequence[Labeled],
+    reads: Sequence[Array],
+    half: Sequence[bool],
+) -> str:
+    """Fit on one half of the groups, and test on the other. Return the result as a line."""
+    known = [n for n, is_known in enumerate(half) if is_known]
+    rest = [n for n, is_known in enumerate(half) if not is_known]
+    labeled = [replace(questions[n], state=str(n)) for n in known]  # no folds are needed here
+    fit = fit_decisions(members, labeled, [reads[n] for n in known]).calibration
+    weights = np.array([*fit.weights.values()])
+    sure, is_right = list[float](), list[bool]()
+    for n in rest:
+        options = questions[n].options
+        intercepts = np.array([fit.intercepts.get(option, 0.0) for option in options])
+        fair = softmax(weights @ reads[n].mean(axis=0) / fit.temperature + intercepts)
+        sure.append(float(fair.max()))
+        is_right.append(int(fair.argmax()) == options.index(questions[n].right))
+    right = share(sum(is_right), len(is_right)).shown()
+    error = calibration_error(np.array(sure), np.array(is_right))
+    return (
+        f"fitted on {len(known)}, tested on {len(rest)}: {right} % right, calibration error "
+        f"{error:.1f} points"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
