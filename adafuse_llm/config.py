@@ -251,10 +251,10 @@ class AdaFuseConfig(Options):
     """Texts to choose from. The members score all of them, and the likeliest one becomes the
     response."""
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """T: every member draws a token of probability p in proportion to p^(1/T). The ensemble
-    chooses among the drawn spans; with `mixture`, one member writes each word. 0: nothing is
-    drawn. Above 0, a member proposes one span, so `branching_factor` has no effect. `choices` are
-    never drawn."""
+    """0: nothing is drawn. Above 0, every member draws its tokens: the chance of a token is
+    proportional to its probability to the power of 1/T. The ensemble chooses among the drawn spans;
+    with `mixture`, one member writes each word. A member then proposes one span, so
+    `branching_factor` has no effect. `choices` are never drawn."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Draw only from the smallest set of likeliest tokens whose probabilities, after `temperature`
     and `top_k`, sum to at least this value."""

@@ -110,8 +110,10 @@ class Score(Question):
 def ask(
     engine: Engine, states: Sequence[Any], questions: Mapping[str, Question], given: DecideOptions
 ) -> tuple[list[Request], Callable[[Sequence[Scores]], list[Decision]]]:
-    """Check the input of `Engine.decide_batch`. Return one request per state, question
-    and order, which scores the labels, and the function that turns all scores into decisions.
+    """Check the input of `Engine.decide_batch`. Return its requests, and a function that turns
+    their scores into decisions.
+
+    Each request scores the labels of options. There is one per state, question and order.
     """
     asked = [*questions.values()] if isinstance(questions, Mapping) else []
     if not 1 <= len(asked) <= MAX_QUESTIONS or not all(isinstance(q, Question) for q in asked):

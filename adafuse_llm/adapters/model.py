@@ -52,7 +52,8 @@ class EnsembleFields(OptionFields):
     """Settings of the engine's scheduler and caches."""
     strategy: str = AUTO
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
-    differ only in the strategy share their weights. An `engine` has its own strategy: set none."""
+    differ only in the strategy share their weights. An `engine` has a strategy of its own, so do
+    not set both."""
 
     _names_of_fields: ClassVar[Mapping[str, str]] = ALIASES
     """Names of fields, by their other names, such as ``max_tokens``."""

@@ -45,7 +45,9 @@ class PrefixCache(Generic[T]):
         return len(self._ids)
 
     def fitting(self, tokens: Sequence[int]) -> Ids:
-        """Return the first `limit` tokens; none if already kept or fewer than `MIN_SHARED`."""
+        """Return the tokens to keep: the first `limit`, or none if they are too few to be worth it
+        or a kept sequence begins with them.
+        """
         ids = np.array(tokens[: self.limit], dtype=np.int64)
         is_known = _most_alike(ids, self._ids.items())[1] == len(ids)
         return ids[:0] if is_known or len(ids) < MIN_SHARED else ids

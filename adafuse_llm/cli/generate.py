@@ -36,8 +36,8 @@ def add_flags(parser: Parser) -> None:
 def generate(setup: Setup, flags: Namespace) -> int:
     """Continue a prompt, or answer it as a chat message, and show the text as it grows.
 
-    Output to a file or pipe is only the text, exactly as decoded, and a final newline. With --n,
-    the responses are shown when all are complete, each below a heading with its seed.
+    Output to a file or pipe is only the text, exactly as decoded, and a final newline. With --json,
+    it is only JSON. With --n, all responses are shown when they are complete, each below its seed.
     """
     request = _request(flags)
     with setup.load() as engine, cancel_on_interrupt() as cancel:

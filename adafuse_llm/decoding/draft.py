@@ -77,7 +77,8 @@ class Lookup:
         place = self._places.get(last[-2:]) or self._places.get(last[-1:])
         if place is None:
             return []
-        # copy one token, and one more for every two that agree: long quotations go on more often
+        # Copy one token, and one more for every two tokens that are the same before both places:
+        # a long quotation probably goes on.
         most = min(len(last), place)
         equal = next((n for n in range(most) if ids[place - 1 - n] != last[-1 - n]), most)
         copied: list[Node] = []

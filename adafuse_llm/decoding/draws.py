@@ -1,4 +1,4 @@
-"""The random numbers with which each node of a response draws its next token."""
+"""How a member draws the tokens of a response, so that members with the same seed draw alike."""
 
 from __future__ import annotations
 

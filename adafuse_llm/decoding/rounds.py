@@ -135,7 +135,8 @@ def _commit(
 def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
     """Return a round with the text that the grammar determines, without asking any member.
 
-    None if no grammar determines a text, or if a member has no room for it.
+    None if no grammar determines a text, if the reply has not begun, or if a member has no room for
+    the text.
     """
     opening, grammar = members[0].opening, members[0].grammar
     text = "" if grammar is None or opening.is_reply else grammar.forced()

@@ -97,7 +97,9 @@ class Display:
         return Group(table, self.terms(rounds))
 
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
-        """Return a line about scores and, with `by_member`, above it one about members' numbers."""
+        """Return a line that explains the scores. With `by_member`, the line above it explains the
+        numbers of the members.
+        """
         meaning = styles.meaning(self._strategy, rounds)
         lines = [f"Below a member: {meaning['number']}"] if by_member else []
         lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")

@@ -54,7 +54,8 @@ EXIT_SECONDS = 30.0
 """Maximum seconds that the interpreter waits at exit for a forward pass to finish."""
 
 READ_PATIENCE = 4
-"""Number of evaluations between two pieces of a prompt, so most rounds wait for at most one."""
+"""Number of evaluations for other requests between two pieces of a prompt. So most rounds wait for
+at most one piece."""
 
 LOOK_SECONDS = 0.1
 """Maximum seconds until the coordinator notices that a job is cancelled or late. A look at

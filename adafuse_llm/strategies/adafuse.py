@@ -36,7 +36,7 @@ class AdaFuse(Strategy):
     options = OF_WORDS | {"margin_threshold", "max_words", "branching_factor", "weights"}
 
     def scorer(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> Candidate:
-        """Return the result for a candidate, with its score."""
+        """Return a candidate with its score, and with each member's log-likelihood."""
         return score(candidate, members)
 
     def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:

@@ -18,7 +18,7 @@ from adafuse_llm.errors import InvalidOptionError, short_repr
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """One request, as a strategy receives it: its members with their prompts, and its options.
+    """One response, as a strategy receives it: the members with their prompts, and the options.
 
     `drafts` adds drafts to the passes of these members. If drafting is off, it adds none.
     """
@@ -67,7 +67,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def begin(self, context: StrategyContext) -> PlayRound:
-        """Start a request and return the function that plays its rounds."""
+        """Start a response and return the function that plays its rounds.
+
+        A request can have several responses. So keep what belongs to one in that function.
+        """
 
 
 ALWAYS_USED = frozenset(

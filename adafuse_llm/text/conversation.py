@@ -222,7 +222,6 @@ class Conversation:
         flat: list[Message] = []
         follows_result = False  # results of consecutive messages share one user message
         for message in self.messages:
-            # results and calls become text
             role, content = message["role"], message["content"]
             key = message.get("tool_call_id")
             if key is not None:

@@ -92,7 +92,7 @@ class Transcript:
                 starts.append(start)
         if can_end is None:
             return min(starts, default=None)
-        # the response before the text must be complete
+        # a stop sequence counts only if the response before it is complete
         return next((start for start in sorted(starts) if can_end(self.text[:start])), None)
 
 

@@ -18,9 +18,10 @@ PREFILL_TOKENS = 2048
 """Maximum number of tokens in a pass over several pieces. It limits the memory for activations."""
 
 PIECE_TOKENS = (128, 512)
-"""Numbers of tokens in a piece of a prompt on a CPU: the first while another request writes, the
-second while none does. Other requests wait until a piece is read, but short pieces cost more: in
-pieces of 512, 128 and 64, a second of CPU time read 114, 103 and 81 tokens (0.5 B parameters)."""
+"""Maximum numbers of tokens in a piece of a prompt on a CPU: the first while another request
+writes, the second while none does. Other requests wait until a piece is read, but short pieces cost
+more: in pieces of 512, 128 and 64, a second of CPU time read 114, 103 and 81 tokens (0.5 B
+parameters)."""
 
 
 class Passes:

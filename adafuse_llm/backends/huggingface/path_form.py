@@ -14,8 +14,9 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class PathForm(RequestLogits):
-    """A request to a model, such as Mamba, whose layers need not keep a row for each token.
+    """A request to a model for which the tree form fails, such as Mamba.
 
+    Some layers of such models keep one state instead of a row for each token.
     The request has one cache for the trunk (the committed tokens), and one for every tip (a node
     without evaluated children). The prompt takes one pass, and every later token at least one.
     """

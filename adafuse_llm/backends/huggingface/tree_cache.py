@@ -255,7 +255,7 @@ class TreeForm(RequestLogits):
         return self._piece(self.tree.ids[self.committed :], below)
 
     def reroot(self, before: Node, below: set[Node]) -> None:
-        # the new root has no row if no pass has run it so far
+        # the last committed tokens have no rows if no pass has run them, such as forced text
         line = [self._row[n] for n in self.tree.since(before) if n in self._row]
         self._trunk[line] = True
         self.committed += len(line)

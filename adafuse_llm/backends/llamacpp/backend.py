@@ -138,7 +138,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         except CacheFullError:
             if not self._repeatable:
                 raise
-        # cells that a repeatable member cannot use again fill the cache: read all prompts again
+        # The cache is full, because a repeatable member never uses a freed cell again. So clear it,
+        # and read all prompts again.
         with self._lock:
             self._start_anew()
         return [False] * len(trees)
@@ -251,7 +252,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
     def _shed(self, needed: Collection[LlamaState | None]) -> bool:
         """Drop cells of a request that is not `needed`; return False if there is none."""
-        # first drop a finished request, then the nodes of a running one, last a whole running one
+        # drop a finished request, or else the nodes of a running one, or else a whole running one
         if len(self._kept):
             self._context.give_back([self._kept.pop_oldest()])
             return True

@@ -132,7 +132,7 @@ class LogitsBackend(Backend, Generic[S]):
             state.drop()
 
     def _taken(self, tree: TokenTree) -> S | None:
-        """Remove the state from a tree, and return it if its request is running."""
+        """Remove the state from a tree. Return it unless the backend has already dropped it."""
         state, tree.state = cast("S", tree.state), None
         if state not in self._running:
             return None

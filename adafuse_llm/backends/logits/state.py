@@ -14,7 +14,7 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class Written:
-    """A mask of the tokens that a request has committed. It grows with every commit."""
+    """Marks the tokens of the vocabulary that a request has committed, its prompt included."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -28,7 +28,8 @@ DRAWN_BIAS: Final = 75.0
 probabilities of all but very rare tokens still fit into a float32."""
 
 LEAST: Final = 1e-37
-"""Lowest probability after biases that counts. Below 1.2e-38, a float32 is imprecise."""
+"""A lower probability does not count where the server adds biases, because a float32 below 1.2e-38
+is imprecise."""
 
 WHOLE: Final = 2**20
 """Number of likeliest tokens that covers every vocabulary."""

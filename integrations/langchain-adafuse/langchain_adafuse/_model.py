@@ -25,7 +25,7 @@ MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 
 
 class EnsembleRunnable(EnsembleFields, Serializable):
-    """The base class of all models: their engine, options of calls, and serialization.
+    """The base class of this package's models: their engine, options of calls, and serialization.
 
     `model` is another name of `use`; it can be a text in which ``+`` joins the names of members.
     Every call can override the decoding options and `timeout`.

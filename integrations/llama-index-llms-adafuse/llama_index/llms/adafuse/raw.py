@@ -30,8 +30,8 @@ class AdaFuseRaw(BaseModel):
         rounds: all rounds of a whole response, or the round of a chunk. With the option
             `logprobs`, they have the log-probabilities of all members.
         finish_reason, usage, summary, strategy, logprob, confidence, seed, cut_by, alternatives:
-            values of the whole response, as in `Generation`. In a stream, only the last chunk has
-            them.
+            values of the whole response, mostly as in `Generation`. In a stream, only the last
+            chunk has them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
