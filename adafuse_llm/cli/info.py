@@ -141,13 +141,12 @@ def _gguf(backend: Any) -> dict[str, Any]:
         "format": "GGUF",
         "architecture": facts.architecture,
         "tokenizer": facts.tokenizer,
-        "vocabulary": facts.vocabulary,
+        "vocabulary": len(backend.tokenizer),
         "end_tokens": backend.tokenizer.convert_ids_to_tokens(sorted(backend.end_ids)),
         "cache": "tree",
         "cache_bytes_per_token": facts.cache_bytes(1, "f16"),
         "parameters": facts.parameters,
         "memory_bytes": facts.weight_bytes,
-        "dtype": facts.file_type,
         "files": len(facts.files),
     }
 

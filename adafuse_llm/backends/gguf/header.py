@@ -49,7 +49,6 @@ class GGUFFacts:
         files: the files of the model, in order.
         architecture: llama.cpp's name of the architecture, such as ``"qwen3"``.
         context_window: number of tokens that the model was trained for; None if it is not known.
-        vocabulary: number of tokens.
         tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE) or ``"llama"``
             (SentencePiece); ``"no_vocab"`` if the file has none.
         warnings: defects of the file that make the model's answers worse.
@@ -57,20 +56,17 @@ class GGUFFacts:
             ``"default"``. None without a template, or with several but no default.
         cache_elements: how many numbers the keys and values of one token have, in all layers.
         parameters, weight_bytes: number of weights, and their size in bytes.
-        file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
-        entries: the first header's entries. Long arrays and arrays of texts have only a length.
+        entries: the first header's entries. Long arrays, and arrays of texts, are None.
     """
 
     files: tuple[Path, ...]
     architecture: str
     context_window: int | None
-    vocabulary: int
     tokenizer: str
     warnings: tuple[str, ...]
     chat_template: str | dict[str, str] | None
     cache_elements: int
     parameters: int
-    file_type: str
     weight_bytes: int
     entries: Mapping[str, Any]
 
@@ -103,14 +99,12 @@ def read_facts(path: str | Path) -> GGUFFacts:
         )
     # read the context window and facts about the tokenizer
     window = header.get(f"{architecture}.context_length", int) or 0
-    tokens = header.get("tokenizer.ggml.tokens", _Skipped)
     tokenizer = header.get("tokenizer.ggml.model", str) or "no_vocab"
     lacking = NEEDED.keys() - header.entries.keys() if tokenizer == "gpt2" else ()
     return GGUFFacts(
         files=files,
         architecture=architecture,
         context_window=window if 0 < window < 2**31 else None,
-        vocabulary=0 if tokens is None else tokens.count,
         tokenizer=tokenizer,
         warnings=tuple(
             f"its header lacks {key}, so {NEEDED[key]}, and answers get worse. Download a newer "
@@ -120,7 +114,6 @@ def read_facts(path: str | Path) -> GGUFFacts:
         chat_template=_chat_templates(header.entries),
         cache_elements=_cache_elements(header, architecture),
         parameters=sum(part.parameters for part in headers),
-        file_type=_file_type(header.get("general.file_type", int)),
         weight_bytes=sum(part.weight_bytes for part in headers),
         entries=header.entries,
     )
@@ -175,26 +168,9 @@ def _cache_elements(header: _Header, architecture: str) -> int:
     return int(total * sum(size if known is None else known for known in sizes))
 
 
-def _file_type(number: int | None) -> str:
-    try:
-        from gguf.constants import LlamaFileType
-
-        name = LlamaFileType(-1 if number is None else number).name
-        return name.removeprefix("ALL_").removeprefix("MOSTLY_")
-    except (ImportError, ValueError):
-        return "unknown"
-
-
-@dataclass(frozen=True)
-class _Skipped:
-    """An array of texts, or a long array. Only the number of its values is read."""
-
-    count: int
-
-
 @dataclass(frozen=True)
 class _Header:
-    """The header of one file. Arrays of texts, and long arrays, are `_Skipped`."""
+    """The header of one file. Arrays of texts, and long arrays, are None."""
 
     path: Path
     entries: Mapping[str, Any]
@@ -240,7 +216,7 @@ class _Reader:
             return self.string()
         return self.array() if kind == ARRAY else self.scalars(kind, 1)[0]
 
-    def array(self) -> tuple[Any, ...] | _Skipped:
+    def array(self) -> tuple[Any, ...] | None:
         # skip arrays of texts, and long arrays of numbers
         kind, count = self.number(UINT32), self.number()
         if kind == STRING:
@@ -252,7 +228,7 @@ class _Reader:
             self.position += count * struct.calcsize(SCALARS[kind])
         else:
             return self.scalars(kind, count)
-        return _Skipped(count)
+        return None
 
     def tensor(self) -> tuple[int, int]:
         # return the tensor's number of weights, and their offset in bytes from the first weight
