@@ -55,8 +55,7 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
     _warn(spec, member.tokenizer)
     if not member.end_ids:
         logger.warning(
-            "%s: the header names no end token, so answers never end; pass "
-            "GGUFMember(end_tokens=...)",
+            "%s: the header names no end token, so answers end only at stop=[...] or a limit",
             spec.label,
         )
     return member

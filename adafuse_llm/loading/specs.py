@@ -129,8 +129,6 @@ class GGUFMember(_Files):
     repeatable: bool | None = None
     """Whether a token's probability depends only on the tokens before it, and not on other
     requests, drafts or reused prefixes. It needs flash attention, and all layers on the CPU."""
-    end_tokens: tuple[str, ...] | None = None
-    """Spellings of tokens that end a response, besides those that the file names."""
 
 
 class ServerMember(_Member):

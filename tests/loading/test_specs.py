@@ -73,7 +73,7 @@ def test_a_string_or_a_mapping_is_of_the_kind_that_its_files_and_keys_say(tmp_pa
     "spec",
     [
         Transformers("a", quantization_config={"bits": 4}, weight=2),
-        GGUFMember("a/b", file="c.gguf", end_tokens=("x",)),
+        GGUFMember("a/b", file="c.gguf", cache_type="q8_0"),
         ServerMember("vllm+http://h/team/v1/name?tokenizer=t"),
     ],
 )
@@ -96,7 +96,6 @@ def test_the_home_folder_is_that_of_the_user() -> None:
         ({"path": "x", "prefix_cache_bytes": -1}, "'prefix_cache_bytes'.*got -1"),
         ({"path": "x.gguf", "threads": 0}, "'threads'.*got 0"),
         ({"path": "x.gguf", "cache_type": "q5_0"}, "'f32', 'f16', 'bf16'"),
-        ({"path": "x.gguf", "end_tokens": "</s>"}, "'end_tokens'.*list"),
         ({"path": "x.gguf", "dtype": "float16"}, r"\(GGUFMember\): unknown option 'dtype'"),
         ({"path": "x", "context": 5}, r"\(TransformersMember\): unknown option 'context'"),
         ({"path": "x", "url": "http://h"}, r"\(ServerMember\): unknown option 'path'"),

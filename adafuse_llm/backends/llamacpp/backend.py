@@ -78,7 +78,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         cache_type: str = "f16",
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         repeatable: bool = False,
-        end_tokens: Sequence[str] = (),
     ) -> None:
         self.name = name
         label = f"member {name!r} ({path})"
@@ -96,15 +95,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 f"{label}: repeatable=True needs all layers on the CPU. Pass gpu_layers=0, or "
                 "leave out repeatable"
             )
-        # find the tokens that end a response
-        known = self.tokenizer.get_vocab() if end_tokens else {}
-        if others := [token for token in end_tokens if token not in known]:
-            raise InvalidOptionError(
-                f"{label}: end_tokens must be spellings of tokens of the file; {others[0]!r} is "
-                "none"
-            )
-        ends = self.tokenizer.end_ids.union(known[token] for token in end_tokens)
-        self._set_up(vocabulary, ends, self._model.vocabulary_size)
+        self._set_up(vocabulary, self.tokenizer.end_ids, self._model.vocabulary_size)
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         # create the cache, and limit how much of it finished requests may keep
         tokens = self._cache_tokens(facts, context, cache_type)

@@ -127,11 +127,6 @@ class LlamaTokenizer:
             self._check_open()
             return [_text(spelling(self._vocabulary, token)) for token in ids]
 
-    def get_vocab(self) -> dict[str, int]:
-        """Return the token ids by spelling. Of tokens with equal spellings, the first counts."""
-        spellings = self.convert_ids_to_tokens(range(len(self)))
-        return {text: token for token, text in reversed([*enumerate(spellings)])}
-
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError
+from adafuse_llm import AdaFuseEngine, LoadError
 from adafuse_llm.backends import Backend, Query, TokenTree
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.errors import ContextWindowError, MemberError
@@ -84,18 +84,6 @@ def test_a_closed_member_says_so_and_releases_requests() -> None:
     assert tree.state is None
     with pytest.raises(MemberError, match=r"'wren'.*closed"):
         ensemble.generate("The mill", max_new_tokens=2)
-
-
-def test_end_tokens_are_added_to_those_of_the_file() -> None:
-    plain = members()[0]
-    tree = TokenTree(plain.codec.encode_prompt(MILL))
-    (first,) = plain.evaluate([Query(tree, (tree.root,), (), 1)])[0].next[0].tokens
-    member = gguf(end_tokens=[tokenizer("wren").convert_ids_to_tokens(first)])
-    assert member.end_ids == plain.end_ids | {first}
-    ended = AdaFuseEngine([member]).generate(MILL, max_new_tokens=4)
-    assert (ended.text, ended.finish_reason) == ("", "stop")
-    with pytest.raises(InvalidOptionError, match=r"end_tokens.*'<\|no\|>'"):
-        gguf(end_tokens=["<|no|>"])
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
     members = [
         "a/b",
         TransformersMember(path="c", weight=2.0, quantization_config={"bits": 4}),
-        {"path": "d.gguf", "end_tokens": ["<|eom_id|>"]},
+        {"path": "d.gguf", "threads": 2},
     ]
     runtime = RuntimeConfig(max_requests=2)
     model = kind(members=members, runtime=runtime, dtype="bfloat16", max_words=2, stop=["x"])
