@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -23,8 +23,6 @@ from adafuse_llm.backends.logits.pass_cost import measured_token_cost
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import UnsupportedModelError, is_out_of_memory
 from adafuse_llm.tree.tokens import TokenTree
-
-R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -126,20 +124,16 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
     def _run_parts(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
         self._passes.read(parts)
 
-    def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
-        try:
-            return super()._attempt(trees, work)
-        except BaseException as error:
-            if not (len(self._kept) and is_out_of_memory(error)):
-                raise
-            traceback.clear_frames(error.__traceback__)  # the frames hold tensors
-        # free the memory of the kept rows, and try again
+    def _made_room(self, error: BaseException) -> bool:
+        if not (len(self._kept) and is_out_of_memory(error)):
+            return False
+        traceback.clear_frames(error.__traceback__)  # the frames hold tensors
         logger.warning(
             "member %r ran out of memory, so it drops the cached rows of finished requests",
             self.name,
         )
         self._kept.clear()
-        return super()._attempt(trees, work)
+        return True
 
     def _new_state(self, tree: TokenTree) -> TreeForm | PathForm:
         prefix = self._kept.longest(tree.ids, self._sources())

@@ -123,18 +123,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def free_bytes(self) -> int:
         return int(psutil.virtual_memory().available)
 
-    def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
-        try:
-            return super().read_piece(trees)
-        except CacheFullError:
-            if not self._repeatable:
-                raise
-        # The cache is full, because a repeatable member never uses a freed cell again. So clear it,
-        # and read all prompts again.
-        with self._lock:
-            self._start_anew()
-        return [False] * len(trees)
-
     def clear_prefix_cache(self) -> None:
         """Drop the cells of all finished requests."""
         with self._lock:
@@ -155,6 +143,13 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self._batch = []  # a call that failed may have left tokens
         return super()._read(trees, others)
 
+    def _made_room(self, error: BaseException) -> bool:
+        # a repeatable member never uses a freed cell again until it clears the cache
+        is_full = self._repeatable and isinstance(error, CacheFullError)
+        if is_full:
+            self._start_anew()
+        return is_full
+
     def _run_parts(self, parts: Sequence[tuple[LlamaState, int]]) -> None:
         self._batch = [(state, *planned) for state, count in parts for planned in state.read(count)]
         self._run()
@@ -163,15 +158,12 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         try:
             return super()._in_turn(queries)
         except CacheFullError:
-            if len(queries) > 1 and not self._repeatable:
+            if len(queries) > 1:
                 raise
-        # the cache is full: forget these requests, and with `repeatable` all others, too
-        for query in queries:
-            self._forget(query.tree)
+        # the cache is full: forget the request, and with `repeatable` all others, too
+        self._forget(queries[0].tree)
         if self._repeatable:
             self._start_anew()
-            if len(queries) > 1:
-                return super()._in_turn(queries)
         try:
             # let every part of a query take the cells of the part before it, so that all nodes fit
             self._in_parts = True

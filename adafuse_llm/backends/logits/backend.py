@@ -117,14 +117,22 @@ class LogitsBackend(Backend, Generic[S]):
     def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
         return self._kept.late(prompts, self._sources())
 
-    def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
+    def _made_room(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Free memory after an error. Return whether the call can succeed now."""
+        return False
+
+    def _attempt(
+        self, trees: Sequence[TokenTree], work: Callable[[], R], *, is_second: bool = False
+    ) -> R:
         try:
             return work()
-        except BaseException:
-            # drop the states, because the engine may repeat the call
+        except BaseException as error:
+            # drop the states, because the call is repeated here or by the engine
             for tree in trees:
                 self._forget(tree)
-            raise
+            if is_second or not self._made_room(error):
+                raise
+        return self._attempt(trees, work, is_second=True)
 
     def _forget(self, tree: TokenTree) -> None:
         """Drop the state of a request. Its next query evaluates its tokens again."""
