@@ -35,8 +35,6 @@ class FakeBackend(Backend):
             other token raises an error. Otherwise, the engine cannot restrict the next tokens.
         context_window: maximum number of tokens in a sequence; None for no limit.
         device: the reported device. Members on different devices run at the same time.
-        bytes_per_token: the reported cache size of a token, in bytes.
-        free: the reported free memory of the device, in bytes.
 
     Attributes:
         passes: number of nodes that the member has evaluated, for assertions in tests.
@@ -53,14 +51,10 @@ class FakeBackend(Backend):
         *,
         is_complete: bool = False,
         device: str = "cpu",
-        bytes_per_token: int = 0,
-        free: int = 2**30,
     ) -> None:
         self.name = name
         self.context_window = context_window
         self.device = device
-        self.bytes_per_token = bytes_per_token
-        self.free = free
         self.passes = 0
         self._rule = rule
         self.codec: FakeCodec = FakeCodec(vocabulary, is_complete=is_complete)
@@ -90,12 +84,6 @@ class FakeBackend(Backend):
             known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
             results.append(_answered(query, known.__getitem__, self.codec.texts, self.end_ids))
         return results
-
-    def cache_bytes(self, tokens: int) -> int:
-        return tokens * self.bytes_per_token
-
-    def free_bytes(self) -> int:
-        return self.free
 
     def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
         """Return the log-probabilities of tokens after a node, by id, as `_ordered` sorts them."""

@@ -40,11 +40,20 @@ def counting(text: str) -> dict[str, float]:
 
 
 class Watched(FakeBackend):
-    """A backend that records its evaluations and can call a function before each."""
+    """A backend that records its evaluations, can call a function before each, and needs memory."""
 
-    def __init__(self, name, rule=counting, before=lambda queries: None, **options):
+    def __init__(
+        self,
+        name,
+        rule=counting,
+        before=lambda queries: None,
+        bytes_per_token=0,
+        free=2**30,
+        **options,
+    ):
         super().__init__(name, rule, **options)
         self.before = before
+        self.bytes_per_token, self.free = bytes_per_token, free
         self.sizes = []
         self.order = []
         self.threads = set()
@@ -63,6 +72,12 @@ class Watched(FakeBackend):
     def release(self, tree):
         self.threads.add(threading.current_thread())
         self.live.discard(id(tree))
+
+    def cache_bytes(self, tokens):
+        return tokens * self.bytes_per_token
+
+    def free_bytes(self):
+        return self.free
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -263,7 +278,7 @@ def test_a_request_that_does_not_fit_is_an_error_before_anything_is_computed():
 
 
 def test_the_default_limit_counts_what_running_requests_may_hold():
-    member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
+    member = Watched("dots", bytes_per_token=1, free=20)
     budget = CacheBudget(None)
     (members,) = AdaFuseEngine([member])._encoder.members(
         Request(prompt="x").checked(AdaFuseConfig()), [(member, 1.0)], 5
@@ -286,7 +301,7 @@ def test_the_default_limit_counts_what_running_requests_may_hold():
 
 @pytest.mark.parametrize("runtime", [RuntimeConfig(cache_bytes=600), RuntimeConfig()])
 def test_only_a_limit_that_nobody_set_becomes_smaller_where_memory_is_short(runtime):
-    member = FakeBackend("dots", counting, bytes_per_token=1, free=1200)
+    member = Watched("dots", bytes_per_token=1, free=1200)
     with AdaFuseEngine([member], runtime=runtime) as engine:
         whole: DecodeOptions = {**FEW, "max_new_tokens": -1}
         fixed: DecodeOptions = {**FEW, "max_new_tokens": 2048}
@@ -296,7 +311,7 @@ def test_only_a_limit_that_nobody_set_becomes_smaller_where_memory_is_short(runt
 
 
 def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
-    member = FakeBackend("dots", counting, (), 8, bytes_per_token=1)
+    member = Watched("dots", context_window=8, bytes_per_token=1)
     options: DecodeOptions = {**FEW, "max_new_tokens": 100}
     with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=9)) as engine:
         assert engine.generate("x", **options).finish_reason == "length"

@@ -79,6 +79,13 @@ def test_requests_count_by_outcome_and_in_histograms() -> None:
     assert "adafuse_requests_running" not in found  # no members are loaded
 
 
+class Large(FakeBackend):
+    """A member whose requests need memory."""
+
+    def cache_bytes(self, tokens: int) -> int:
+        return 10 * tokens
+
+
 def test_gauges_show_what_runs_and_waits_now() -> None:
     blocked = threading.Event()
 
@@ -87,7 +94,7 @@ def test_gauges_show_what_runs_and_waits_now() -> None:
         return {"<end>": 1.0, " a": 0.0}
 
     runtime = RuntimeConfig(max_requests=1, cache_bytes=10**6)
-    member = FakeBackend("wren", wait, bytes_per_token=10)
+    member = Large("wren", wait)
     with AdaFuseEngine([member], runtime=runtime) as engine:
         metrics = Metrics(lambda: engine)
         calls = [background(engine.generate, "x:") for _ in range(3)]
