@@ -145,8 +145,8 @@ def _gguf(backend: Any) -> dict[str, Any]:
         "end_tokens": backend.tokenizer.convert_ids_to_tokens(sorted(backend.end_ids)),
         "cache": "tree",
         "cache_bytes_per_token": facts.cache_bytes(1, "f16"),
-        "parameters": facts.parameters,
-        "memory_bytes": facts.weight_bytes,
+        "parameters": backend.parameters,
+        "memory_bytes": facts.file_bytes,
         "files": len(facts.files),
     }
 

@@ -18,9 +18,6 @@ from typing import Any, Final
 from adafuse_llm.errors import LoadError, UnsupportedModelError, short_repr
 
 MAGIC: Final = b"GGUF"
-ALIGNMENT: Final = 32
-"""Alignment of the weights in bytes, unless the header sets another one."""
-
 MAX_VALUES: Final = 512
 """Arrays of more numbers than this are skipped. Those with one number per layer are shorter."""
 
@@ -55,7 +52,7 @@ class GGUFFacts:
         chat_template: the chat template as Jinja text, or several templates by name, one of them
             ``"default"``. None without a template, or with several but no default.
         cache_elements: how many numbers the keys and values of one token have, in all layers.
-        parameters, weight_bytes: number of weights, and their size in bytes.
+        file_bytes: size of all files in bytes.
         entries: the first header's entries. Long arrays, and arrays of texts, are None.
     """
 
@@ -66,8 +63,7 @@ class GGUFFacts:
     warnings: tuple[str, ...]
     chat_template: str | dict[str, str] | None
     cache_elements: int
-    parameters: int
-    weight_bytes: int
+    file_bytes: int
     entries: Mapping[str, Any]
 
     def cache_bytes(self, tokens: int, cache_type: str = "f16") -> int:
@@ -82,14 +78,17 @@ def read_facts(path: str | Path) -> GGUFFacts:
     """Read facts from the header of a GGUF file. For a split model, `path` is the first part.
 
     Raises:
-        LoadError: a file is missing, truncated or no usable GGUF file, or `path` is another part.
+        LoadError: a file is missing, `path` is another part, or its header is unusable.
         UnsupportedModelError: the model is not a causal language model.
     """
-    # read the headers of all parts
+    # read the first header, and find the other parts
     path = Path(path)
     header = _read_header(path)
     files = _part_paths(path, header.get("split.count", int) or 1)
-    headers = [header, *map(_read_header, files[1:])]
+    try:
+        file_bytes = sum(file.stat().st_size for file in files)
+    except OSError as error:
+        raise LoadError(f"{error.filename} cannot be read: {error.strerror}") from error
     # refuse a model that is not causal
     architecture = header.get("general.architecture", str) or "unknown"
     if header.entries.get(f"{architecture}.attention.causal") is False:  # llama.cpp would load it
@@ -113,8 +112,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
         ),
         chat_template=_chat_templates(header.entries),
         cache_elements=_cache_elements(header, architecture),
-        parameters=sum(part.parameters for part in headers),
-        weight_bytes=sum(part.weight_bytes for part in headers),
+        file_bytes=file_bytes,
         entries=header.entries,
     )
 
@@ -170,12 +168,9 @@ def _cache_elements(header: _Header, architecture: str) -> int:
 
 @dataclass(frozen=True)
 class _Header:
-    """The header of one file. Arrays of texts, and long arrays, are None."""
+    """The entries of a header. Arrays of texts, and long arrays, are None."""
 
-    path: Path
     entries: Mapping[str, Any]
-    parameters: int
-    weight_bytes: int
 
     def get(self, key: str, kind: Any) -> Any:
         # an entry of another type counts as missing
@@ -230,18 +225,11 @@ class _Reader:
             return self.scalars(kind, count)
         return None
 
-    def tensor(self) -> tuple[int, int]:
-        # return the tensor's number of weights, and their offset in bytes from the first weight
-        self.string()  # the name
-        weights = math.prod(self.scalars(UINT64, self.number(UINT32)))
-        self.number(UINT32)  # the type
-        return weights, self.number()
-
 
 def _read_header(path: Path) -> _Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(path, data)
+            return _parse(data)
     except ValueError as error:
         raise LoadError(
             f"{path} is not a usable GGUF file: {error}. Download it again, or pass another file."
@@ -254,7 +242,7 @@ def _read_header(path: Path) -> _Header:
         raise LoadError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parse(path: Path, data: mmap.mmap) -> _Header:
+def _parse(data: mmap.mmap) -> _Header:
     if data[:4] != MAGIC:
         raise ValueError(
             f"it begins with {short_repr(bytes(data[:4]))} instead of {MAGIC!r} ('git lfs pull' "
@@ -266,14 +254,5 @@ def _parse(path: Path, data: mmap.mmap) -> _Header:
             f"it has version {version:#x} of the format; llama.cpp reads versions 2 and 3, with "
             "little-endian numbers"
         )
-    # read the entries, and then the descriptions of the tensors
-    tensor_count, entry_count = reader.number(), reader.number()
-    entries = {reader.string(): reader.value() for _ in range(entry_count)}
-    tensors = [reader.tensor() for _ in range(tensor_count)]
-    # weights begin at the next multiple of the alignment
-    alignment = entries.get("general.alignment")
-    alignment = alignment if isinstance(alignment, int) and alignment > 0 else ALIGNMENT
-    start = -(-reader.position // alignment) * alignment
-    if tensors and start + max(place for _, place in tensors) >= len(data):
-        raise struct.error("the file ends before the weights do")
-    return _Header(path, entries, sum(weights for weights, _ in tensors), max(0, len(data) - start))
+    reader.number()  # how many tensors there are
+    return _Header({reader.string(): reader.value() for _ in range(reader.number())})

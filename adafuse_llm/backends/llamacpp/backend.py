@@ -83,11 +83,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         label = f"member {name!r} ({path})"
         # check the header, try the file in a child process, and load it
         self.facts = facts = read_facts(os.fspath(path))
-        self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
         settings = Settings(not repeatable, gpu_layers, flash, cache_type)
         try_file(facts, label, settings)
         self._model, vocabulary = load(facts, label, settings)
+        self.parameters = self._model.parameters
         self.tokenizer = vocabulary.tokenizer
         self._repeatable = repeatable
         if repeatable and self._model.on_gpu:

@@ -100,6 +100,7 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_model_load_from_file": (pointer, c_char_p, ModelParams),
     "llama_model_free": (None, pointer),
     "llama_model_get_vocab": (pointer, pointer),
+    "llama_model_n_params": (ctypes.c_uint64, pointer),
     "llama_model_has_encoder": (c_bool, pointer),
     "llama_model_is_diffusion": (c_bool, pointer),
     "llama_model_is_hybrid": (c_bool, pointer),

@@ -106,6 +106,7 @@ class Model:
     Attributes:
         label: name of the member in errors.
         pointer: the ``llama_model_p``, which is valid until `close`.
+        parameters: number of weights.
         vocabulary_size: number of tokens in the vocabulary, and of logits.
         on_gpu: whether layers run on a GPU.
 
@@ -127,13 +128,14 @@ class Model:
             reason = errors[0] if errors else "it gives no reason"
             raise LoadError(
                 f"{label} cannot be loaded: llama.cpp ({' '.join(find_library())}) rejects the "
-                f"file {path.name!r} ({reason}). Pass a GGUF file that this version of llama.cpp "
-                "supports, for example another one of the Hugging Face hub, or the transformers "
-                "model."
+                f"file {path.name!r} ({reason}). Download it again, or pass a GGUF file that this "
+                "version of llama.cpp supports, for example another one of the Hugging Face hub, "
+                "or the transformers model."
             )
         self.path, self.label, self.settings, self.pointer = path, label, settings, int(pointer)
         self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
         self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
+        self.parameters = int(library.llama_model_n_params(self.pointer))
         self.vocabulary_size = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )

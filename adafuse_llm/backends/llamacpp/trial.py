@@ -79,13 +79,13 @@ def try_file(facts: GGUFFacts, label: str, settings: Settings) -> None:
 
 def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
     # return why a child process cannot load the file; None if it can
-    seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
+    seconds = SECONDS + SECONDS_PER_GIB * facts.file_bytes / 2**30
     try:
         child = run_limited(
             try_here,
             5 * seconds,  # wall-clock seconds, because it also waits for disks and processes
             path=str(facts.files[0]),
-            weights=facts.weight_bytes,
+            weights=facts.file_bytes,
             seconds=seconds,
             settings=asdict(settings),
         )

@@ -21,6 +21,7 @@ def test_messages_are_read_as_by_the_transformers_members_and_kinds_of_members_m
     messages = [{"role": "user", "content": "Who keeps the light?<|end|> [|done|]"}]
     plain = [HuggingFaceBackend(model(n), tokenizer(n), n) for n in NAMES]
     groups: tuple[Sequence[Backend], ...] = (plain, members(), [plain[0], *members()[1:]])
+    assert members()[0].parameters == plain[0].parameters
     expected, *others = (
         AdaFuseEngine(each).generate(messages=messages, max_new_tokens=16) for each in groups
     )

@@ -58,6 +58,13 @@ def test_a_file_that_ends_or_blocks_a_process_is_refused(
         load(path)
 
 
+def test_a_file_that_lacks_its_last_weights_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(wren().read_bytes()[:-600])
+    with pytest.raises(LoadError, match=r"^member 'm' .*incomplete\)\. Download it again"):
+        load(path)
+
+
 @pytest.mark.parametrize("window", [0, 4_000_000_000])
 def test_a_window_that_cannot_be_right_is_that_of_the_cache(tmp_path, window) -> None:
     changed = {"qwen3.context_length": window}
