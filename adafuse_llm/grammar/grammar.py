@@ -35,9 +35,6 @@ NO_LEAD = ""
 ONE_SPACE = '" "? '
 """Lead of a reply, in Lark: one space or none."""
 
-MAX_CHARACTERS = 1_000_000
-"""Maximum number of characters in a grammar."""
-
 MAX_FORCED = 1_000
 """Maximum number of bytes that `GrammarState.forced` returns."""
 
@@ -72,16 +69,10 @@ class Grammar:
         llguidance()
         self.option = option
         self._body = body
-        lark = self.lark()
-        if len(lark) > MAX_CHARACTERS:
-            raise GrammarError(
-                f"the grammar has {len(lark):,} characters; the limit is {MAX_CHARACTERS:,}. Use a "
-                "shorter grammar."
-            )
         # a hostile grammar harms only the child process that tries it
-        try_grammar(lark)
+        try_grammar(self.lark())
         # a harmless grammar can still be invalid, or no text fits it
-        self._start = compiled(byte_tokenizer(), lark)
+        self._start = compiled(byte_tokenizer(), self.lark())
         if self._start.is_error():
             raise GrammarError(_reason(self._start.get_error(), option))
         if not (self._start.is_accepting() or next_bytes(self._start)):
