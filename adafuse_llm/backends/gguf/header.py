@@ -83,23 +83,23 @@ def read_facts(path: str | Path) -> GGUFFacts:
     """
     # read the first header, and find the other parts
     path = Path(path)
-    header = _read_header(path)
-    files = _part_paths(path, header.get("split.count", int) or 1)
+    entries = _read_entries(path)
+    files = _part_paths(path, _entry(entries, "split.count", int) or 1)
     try:
         file_bytes = sum(file.stat().st_size for file in files)
     except OSError as error:
         raise LoadError(f"{error.filename} cannot be read: {error.strerror}") from error
     # refuse a model that is not causal
-    architecture = header.get("general.architecture", str) or "unknown"
-    if header.entries.get(f"{architecture}.attention.causal") is False:  # llama.cpp would load it
+    architecture = _entry(entries, "general.architecture", str) or "unknown"
+    if entries.get(f"{architecture}.attention.causal") is False:  # llama.cpp would load it
         raise UnsupportedModelError(
             f"{path} has the architecture {architecture!r}, which is not causal; members must be "
             "causal (decoder-only) language models"
         )
     # read the context window and facts about the tokenizer
-    window = header.get(f"{architecture}.context_length", int) or 0
-    tokenizer = header.get("tokenizer.ggml.model", str) or "no_vocab"
-    lacking = NEEDED.keys() - header.entries.keys() if tokenizer == "gpt2" else ()
+    window = _entry(entries, f"{architecture}.context_length", int) or 0
+    tokenizer = _entry(entries, "tokenizer.ggml.model", str) or "no_vocab"
+    lacking = NEEDED.keys() - entries.keys() if tokenizer == "gpt2" else ()
     return GGUFFacts(
         files=files,
         architecture=architecture,
@@ -110,10 +110,10 @@ def read_facts(path: str | Path) -> GGUFFacts:
             "conversion of the model, or convert it again"
             for key in sorted(lacking)
         ),
-        chat_template=_chat_templates(header.entries),
-        cache_elements=_cache_elements(header, architecture),
+        chat_template=_chat_templates(entries),
+        cache_elements=_cache_elements(entries, architecture),
         file_bytes=file_bytes,
-        entries=header.entries,
+        entries=entries,
     )
 
 
@@ -151,31 +151,26 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
     return tuple(map(path.with_name, names))
 
 
-def _cache_elements(header: _Header, architecture: str) -> int:
+def _cache_elements(entries: Mapping[str, Any], architecture: str) -> int:
     # multiply the number of key/value heads in all layers by the size of a key plus a value
     attention = f"{architecture}.attention"
-    layers = header.get(f"{architecture}.block_count", int) or 0
+    layers = _entry(entries, f"{architecture}.block_count", int) or 0
     heads, pairs = (
-        header.get(f"{attention}.{key}", int | tuple) for key in ("head_count", "head_count_kv")
+        _entry(entries, f"{attention}.{key}", int | tuple)
+        for key in ("head_count", "head_count_kv")
     )
     pairs = heads if pairs is None else pairs
     total = sum(pairs) if isinstance(pairs, tuple) else layers * (pairs or 0)
     most = max(heads, default=0) if isinstance(heads, tuple) else heads
-    size = (header.get(f"{architecture}.embedding_length", int) or 0) // (most or 1)
-    sizes = (header.get(f"{attention}.{key}_length", int) for key in ("key", "value"))
+    size = (_entry(entries, f"{architecture}.embedding_length", int) or 0) // (most or 1)
+    sizes = (_entry(entries, f"{attention}.{key}_length", int) for key in ("key", "value"))
     return int(total * sum(size if known is None else known for known in sizes))
 
 
-@dataclass(frozen=True)
-class _Header:
-    """The entries of a header. Arrays of texts, and long arrays, are None."""
-
-    entries: Mapping[str, Any]
-
-    def get(self, key: str, kind: Any) -> Any:
-        # an entry of another type counts as missing
-        value = self.entries.get(key)
-        return value if isinstance(value, kind) else None
+def _entry(entries: Mapping[str, Any], key: str, kind: Any) -> Any:
+    # an entry of another type counts as missing
+    value = entries.get(key)
+    return value if isinstance(value, kind) else None
 
 
 class _Reader:
@@ -226,7 +221,7 @@ class _Reader:
         return None
 
 
-def _read_header(path: Path) -> _Header:
+def _read_entries(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(data)
@@ -242,7 +237,7 @@ def _read_header(path: Path) -> _Header:
         raise LoadError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parse(data: mmap.mmap) -> _Header:
+def _parse(data: mmap.mmap) -> dict[str, Any]:
     if data[:4] != MAGIC:
         raise ValueError(
             f"it begins with {short_repr(bytes(data[:4]))} instead of {MAGIC!r} ('git lfs pull' "
@@ -255,4 +250,4 @@ def _parse(data: mmap.mmap) -> _Header:
             "little-endian numbers"
         )
     reader.number()  # how many tensors there are
-    return _Header({reader.string(): reader.value() for _ in range(reader.number())})
+    return {reader.string(): reader.value() for _ in range(reader.number())}
