@@ -32,34 +32,28 @@ def measured_token_cost(member: LogitsBackend[Any], forget: Callable[[TokenTree]
     """
     if (member.context_window or sys.maxsize) <= max(SIZES):
         return member.token_cost
-    threads = torch.get_num_threads()
-    try:
-        if member.device == "cpu":
-            torch.set_num_threads(1)
-            return _measured(member, forget, time.thread_time)
-        return _measured(member, forget, time.perf_counter)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _measured(
-    member: LogitsBackend[Any], forget: Callable[[TokenTree], None], clock: Callable[[], float]
-) -> float:
+    clock, threads = time.perf_counter, torch.get_num_threads()
+    if member.device == "cpu":
+        clock = time.thread_time
+        torch.set_num_threads(1)
     end = time.perf_counter() + MAX_SECONDS
     shortest: dict[int, float] = {}
-    for repeat, size in itertools.product(range(REPEATS), SIZES):
-        # read one token, then time a chain of nodes after it
-        tree = TokenTree([0])
-        member.evaluate([Query(tree, (tree.root,), (), top=2)])
-        tokens = [token % member.vocabulary_size for token in range(size)]
-        chain = tree.path(tree.grow(tokens))
-        start = clock()
-        member.evaluate([Query(tree, chain, (), top=2)])
-        seconds = clock() - start
-        forget(tree)
-        shortest[size] = min(shortest.get(size, seconds), seconds)
-        if time.perf_counter() > end and (repeat or size > 1):
-            break
+    try:
+        for repeat, size in itertools.product(range(REPEATS), SIZES):
+            # read one token, then time a chain of nodes after it
+            tree = TokenTree([0])
+            member.evaluate([Query(tree, (tree.root,), (), top=2)])
+            tokens = [token % member.vocabulary_size for token in range(size)]
+            chain = tree.path(tree.grow(tokens))
+            start = clock()
+            member.evaluate([Query(tree, chain, (), top=2)])
+            seconds = clock() - start
+            forget(tree)
+            shortest[size] = min(shortest.get(size, seconds), seconds)
+            if time.perf_counter() > end and (repeat or size > 1):
+                break
+    finally:
+        torch.set_num_threads(threads)
     # most passes have about two tokens, so the cost at two counts as much as that at eight
     one = max(shortest.pop(1), 1e-9)
     shares = [(spent / one - 1) / (size - 1) for size, spent in shortest.items()]
