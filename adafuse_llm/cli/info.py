@@ -142,7 +142,7 @@ def _gguf(backend: Any) -> dict[str, Any]:
         "architecture": facts.architecture,
         "tokenizer": facts.tokenizer,
         "vocabulary": len(backend.tokenizer),
-        "end_tokens": backend.tokenizer.convert_ids_to_tokens(sorted(backend.end_ids)),
+        "end_tokens": [backend.tokenizer.decode([i]) for i in sorted(backend.end_ids)],
         "cache": "tree",
         "cache_bytes_per_token": facts.cache_bytes(1, "f16"),
         "parameters": backend.parameters,

@@ -48,8 +48,6 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
 
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.
-        ignored_settings: settings of the generation config that would change responses, but that
-            the member does not follow. A warning names them.
 
     Raises:
         UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
@@ -80,7 +78,6 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         self._set_up(HuggingFaceVocabulary(tokenizer), end_ids, size, device)
         self.context_window = context_window(model.config.get_text_config(decoder=True).to_dict())
         self.own_adjustment = own_adjustment(model, self.end_ids)
-        self.ignored_settings = ignored_settings(model)
         self.device = str(device)
         # choose the form, and create the cache of finished requests
         self._passes = choose(name, self._decoder)
@@ -90,12 +87,12 @@ class HuggingFaceBackend(LogitsBackend[TreeForm | PathForm]):
         limit = max(0, prefix_cache_bytes) // row_bytes if self.form == "tree" else 0
         self._kept: PrefixCache[Rows | TreeForm] = PrefixCache(limit)
         self.token_cost = measured_token_cost(self, self._forget)
-        if self.ignored_settings:
+        if ignored := ignored_settings(model):
             logger.warning(
                 "member %r: its generation config sets %s, which members do not follow. To get the "
                 "same, pass the options of these names; instead of do_sample, a temperature",
                 name,
-                ", ".join(f"{key}={value!r}" for key, value in self.ignored_settings.items()),
+                ", ".join(f"{key}={value!r}" for key, value in ignored.items()),
             )
 
     def cache_bytes(self, tokens: int) -> int:

@@ -109,7 +109,6 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_vocab_type": (c_int, pointer),
     "llama_vocab_n_tokens": (c_int32, pointer),
     "llama_vocab_get_attr": (c_int, pointer, c_int32),
-    "llama_vocab_get_text": (c_char_p, pointer, c_int32),
     "llama_tokenize": (c_int32, pointer, c_char_p, c_int32, pointer, c_int32, c_bool, c_bool),
     "llama_token_to_piece": (c_int32, pointer, c_int32, c_char_p, c_int32, c_int32, c_bool),
     # caches

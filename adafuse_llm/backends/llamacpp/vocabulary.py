@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from adafuse_llm.backends.gguf.header import GGUFFacts
@@ -119,13 +119,6 @@ class LlamaTokenizer:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosedError(f"{self._model.label} is closed. Load it again.")
-
-    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the tokens as the file spells them."""
-        spelling = self._library.llama_vocab_get_text
-        with self._lock:
-            self._check_open()
-            return [_text(spelling(self._vocabulary, token)) for token in ids]
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
