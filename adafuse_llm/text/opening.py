@@ -73,32 +73,21 @@ class SpaceTokens:
             for token, text in enumerate(texts)
             if text.startswith(" ") and token not in excluded
         }
-        self._only_spaces = {
-            token: size for token, size in self._leading.items() if size == len(texts[token])
-        }
-        self._writable = [True]
+        self._only_spaces = {t for t, size in self._leading.items() if size == len(texts[t])}
         self._masks: dict[int, bytes] = {}
 
     def can_write(self, spaces: int) -> bool:
         """Return whether tokens can write so many spaces. The last one may also write more text."""
-        # either one token begins with all spaces, or one is only spaces and others write the rest
+        # a token of spaces alone can write any number of them: it repeats, and also begins the rest
         longest = max(self._leading.values(), default=0)
-        sizes = set(self._only_spaces.values())
-        for lacking in range(len(self._writable), spaces + 1):
-            self._writable.append(
-                lacking <= longest
-                or any(size < lacking and self._writable[lacking - size] for size in sizes)
-            )
-        return self._writable[spaces]
+        return spaces <= longest or bool(self._only_spaces)
 
     def mask(self, spaces: int) -> bytes:
         """Return a mask (`Node.allowed`) of the tokens that can begin to write so many spaces."""
         if spaces not in self._masks:
-            self.can_write(spaces)
             bits = bytearray((self._size + 7) // 8)
             for token, leading in self._leading.items():
-                left = spaces - self._only_spaces.get(token, spaces)
-                if leading >= spaces or (left > 0 and self._writable[left]):
+                if leading >= spaces or token in self._only_spaces:
                     bits[token // 8] |= 1 << token % 8
             self._masks[spaces] = bytes(bits)
         return self._masks[spaces]
