@@ -31,7 +31,7 @@ from adafuse_llm.grammar.matchers import is_available
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.request import Checked, Request, converted
-from adafuse_llm.results import MemberInfo, RoundObserver
+from adafuse_llm.results import MemberInfo
 from adafuse_llm.run import Run
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
@@ -63,7 +63,6 @@ class EngineOptions(TypedDict, total=False):
     config: AdaFuseConfig | None
     strategy: Strategy | str
     runtime: RuntimeConfig | None
-    on_round: RoundObserver | None
 
 
 class AdaFuseEngine(Engine):
@@ -79,7 +78,6 @@ class AdaFuseEngine(Engine):
             has at least twice the parameters of the smallest, and otherwise for ``adafuse``, the
             rule of the AdaFuse paper.
         runtime: options for how requests run. They change results at most by rounding.
-        on_round: as for `Engine`.
 
     Attributes:
         backends: the backends of all members, in member order.
@@ -97,9 +95,7 @@ class AdaFuseEngine(Engine):
         *,
         strategy: Strategy | str = AUTO,
         runtime: RuntimeConfig | None = None,
-        on_round: RoundObserver | None = None,
     ) -> None:
-        super().__init__(on_round)
         members = tuple(members)
         if not all(isinstance(member, Backend) for member in members):
             raise InvalidInputError(
@@ -300,10 +296,10 @@ class AdaFuseEngine(Engine):
             )
 
     @override
-    def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
+    def open(self, requests: Sequence[Request]) -> Run[Any]:
         jobs = [*itertools.chain.from_iterable(converted(requests, self._jobs))]
         start, stop = partial(self.scheduler.submit, jobs), partial(self.scheduler.abandon, jobs)
-        return Run(len(jobs), start, stop, (self._on_round, on_round))
+        return Run(len(jobs), start, stop)
 
     def _jobs(self, request: Request) -> list[Job]:
         """Check and encode a request. Return a job per response, or one that scores its texts."""

@@ -19,7 +19,6 @@ from adafuse_llm.results import (
     Decision,
     Generation,
     MemberInfo,
-    RoundObserver,
     Scores,
     StreamEvent,
     smallest_window,
@@ -35,10 +34,6 @@ class Engine(ABC):
     `AdaFuseEngine` runs in this process, and `RemoteEngine` uses the engine of a server.
     Both give the same results. An engine is thread-safe. A ``with`` statement closes it.
 
-    Args:
-        on_round: function to call with every round of every request, in the thread that reads the
-            events. If it raises an exception, the engine logs it and goes on.
-
     Attributes:
         members: names of the members.
         config: default options, which every call can override.
@@ -46,9 +41,6 @@ class Engine(ABC):
 
     members: tuple[str, ...]
     config: AdaFuseConfig
-
-    def __init__(self, on_round: RoundObserver | None = None) -> None:
-        self._on_round = on_round
 
     @property
     @abstractmethod
@@ -89,7 +81,7 @@ class Engine(ABC):
             InvalidInputError: prompt, messages or options cannot be used.
             MemberError: a member's tokenizer failed.
         """
-        (request,), _ = _request(given, prompt=prompt)
+        request = Request.of(given, prompt=prompt)
         return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
@@ -105,7 +97,7 @@ class Engine(ABC):
         """Return the tokens of a prompt, or of a text inside a prompt, by decoding member."""
 
     @abstractmethod
-    def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
+    def open(self, requests: Sequence[Request]) -> Run[Any]:
         """Check and encode requests now, and return the run that gives their events.
 
         All other methods that decode, choose or score are built on this one. The requests run at
@@ -116,27 +108,23 @@ class Engine(ABC):
         The requests start, and their ``timeout`` begins, when the caller asks for the first event.
         Reading slowly does not slow the requests.
 
-        The run calls `on_round`, and the engine's observer, with every round of these requests.
-
         Raises:
             InvalidInputError: a request cannot be used; nothing was computed.
             MemberError: a member's tokenizer failed.
             QueueFullError: too many requests wait; nothing was computed.
         """
 
-    async def aopen(
-        self, requests: Sequence[Request], on_round: RoundObserver | None = None
-    ) -> Run[Any]:
+    async def aopen(self, requests: Sequence[Request]) -> Run[Any]:
         """Like `open`, but does not block the event loop."""
-        return await asyncio.to_thread(self.open, requests, on_round)
+        return await asyncio.to_thread(self.open, requests)
 
     def generate(self, prompt: str | None = None, **given: Unpack[Given]) -> Generation:
         """Decode a whole response. Pass either a prompt or messages.
 
         Args:
             prompt: text to continue.
-            **given: any option of `AdaFuseConfig`; ``messages``, ``tools``, ``tool_choice``,
-                ``timeout`` and ``cancel`` as in `Request`; and ``on_round`` as in `open`.
+            **given: any option of `AdaFuseConfig`; and ``messages``, ``tools``, ``tool_choice``,
+                ``timeout`` and ``cancel`` as in `Request`.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
@@ -144,14 +132,14 @@ class Engine(ABC):
             RequestTimeoutError: the request took longer than ``timeout``.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        return with_alternatives(self.open(*_request(given, prompt=prompt)).results())
+        return with_alternatives(self.open([Request.of(given, prompt=prompt)]).results())
 
     async def agenerate(self, prompt: str | None = None, **given: Unpack[Given]) -> Generation:
         """Like `generate`, but does not block the event loop.
 
         Cancelling the task stops the decode.
         """
-        run = await self.aopen(*_request(given, prompt=prompt))
+        run = await self.aopen([Request.of(given, prompt=prompt)])
         return with_alternatives(await run.aresults())
 
     def stream(
@@ -163,7 +151,7 @@ class Engine(ABC):
         The call checks the arguments, and asking for the first event starts the decode. Closing the
         iterator, or leaving a loop over it, stops the decode after at most one more round.
         """
-        run = self.open(*_request(given, prompt=prompt))
+        run = self.open([Request.of(given, prompt=prompt)])
         check_one_response(run)
         return _spans(run)
 
@@ -174,7 +162,7 @@ class Engine(ABC):
 
         Cancelling the task, or closing the iterator, stops the decode.
         """
-        with closing(await self.aopen(*_request(given, prompt=prompt))) as run:
+        with closing(await self.aopen([Request.of(given, prompt=prompt)])) as run:
             check_one_response(run)
             async for _, event in run:
                 yield event
@@ -192,7 +180,7 @@ class Engine(ABC):
         raises the error. To read events as they arrive, use `open`.
         """
         requests = requests_of(prompts, messages, given)
-        responses = self.open(requests, given.get("on_round")).results()
+        responses = self.open(requests).results()
         size = len(responses) // (len(requests) or 1)
         starts = range(0, len(responses), size or 1)
         return [with_alternatives(responses[start : start + size]) for start in starts]
@@ -226,7 +214,7 @@ class Engine(ABC):
             RequestCancelledError: ``cancel`` was set before there were scores.
             MemberError, RequestTimeoutError, QueueFullError: as for `generate`.
         """
-        run = self.open(*_request(given, prompt=prompt, texts=continuations, ends=ends))
+        run = self.open([Request.of(given, prompt=prompt, texts=continuations, ends=ends)])
         scores: list[Scores] = run.results()
         return scores[0]
 
@@ -239,7 +227,7 @@ class Engine(ABC):
         **given: Unpack[Given],
     ) -> Scores:
         """Like `score`, but does not block the event loop."""
-        run = await self.aopen(*_request(given, prompt=prompt, texts=continuations, ends=ends))
+        run = await self.aopen([Request.of(given, prompt=prompt, texts=continuations, ends=ends)])
         scores: list[Scores] = await run.aresults()
         return scores[0]
 
@@ -330,10 +318,6 @@ class Engine(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
-
-
-def _request(given: Mapping[str, Any], **fields: Any) -> tuple[list[Request], RoundObserver | None]:
-    return [Request.of(given, **fields)], given.get("on_round")
 
 
 def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:

@@ -17,7 +17,6 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     short_repr,
 )
-from adafuse_llm.results import RoundObserver
 from adafuse_llm.text.conversation import Conversation, Tool, check_conversation
 from adafuse_llm.text.words import check_text
 
@@ -40,7 +39,6 @@ class GivenBatch(DecodeOptions, total=False):
     tool_choice: str
     timeout: float | None
     cancel: threading.Event | None
-    on_round: RoundObserver | None
 
 
 class Given(GivenBatch, total=False):
@@ -102,7 +100,6 @@ class Request:
     def of(cls, given: Mapping[str, Any], **fields: Any) -> Self:
         """Create a request from keyword arguments as in `Given`, and from other `fields`."""
         options = {**given}
-        options.pop("on_round", None)  # it belongs to the run
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
         fields = {  # an iterator is read once, here
             name: tuple(value) if isinstance(value, Iterator) else value

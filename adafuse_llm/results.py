@@ -6,7 +6,7 @@ Results refer to members by name. No field is ever NaN or infinite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -137,10 +137,6 @@ class Round(_Result):
             return None
         powers = [math.exp(min(known) - score) for score in known]
         return tuple(power / sum(powers) for power in powers)
-
-
-RoundObserver = Callable[[Round], None]
-"""A function that is called with every finished round."""
 
 
 class Usage(_Result):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import threading
 import weakref
@@ -12,11 +11,9 @@ from contextlib import closing
 from typing import Any, Generic, TypeVar
 
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
-from adafuse_llm.results import Generation, RoundObserver, Scores, StreamEvent
+from adafuse_llm.results import Generation, Scores, StreamEvent
 
 __all__ = ["Run"]
-
-logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=StreamEvent | Scores)
 
@@ -40,7 +37,6 @@ class Run(Generic[E]):
         size: number of the responses.
         start: starts all requests, before the first item.
         stop: stops incomplete requests. Any thread may call it. It must not refer to the run.
-        observers: functions to call with every round, in the thread that iterates.
     """
 
     def __init__(
@@ -48,13 +44,11 @@ class Run(Generic[E]):
         size: int,
         start: Callable[[Deliver], None],
         stop: Callable[[], None],
-        observers: Sequence[RoundObserver | None] = (),
     ) -> None:
         self.size = size
         self._start = start
         self._stop = weakref.finalize(self, stop)
         self._stop.atexit = False
-        self._observers = [observer for observer in observers if observer is not None]
         self._deliver: Deliver | None = None
         self._lock = threading.Lock()
 
@@ -65,7 +59,7 @@ class Run(Generic[E]):
             unfinished = self.size
             while unfinished:
                 index, event = events.get()
-                unfinished -= self._observed(event)
+                unfinished -= _is_last(event)
                 yield index, event
 
     async def __aiter__(self) -> AsyncGenerator[tuple[int, E], None]:
@@ -83,7 +77,7 @@ class Run(Generic[E]):
             unfinished = self.size
             while unfinished:
                 index, event = await events.get()
-                unfinished -= self._observed(event)
+                unfinished -= _is_last(event)
                 yield index, event
 
     def results(self) -> list[Any]:
@@ -114,20 +108,6 @@ class Run(Generic[E]):
             self._deliver = deliver
             self._start(deliver)
 
-    def _observed(self, event: StreamEvent | Scores | BaseException) -> bool:
-        # call the observers, and return whether the response is complete
-        if isinstance(event, BaseException):
-            raise event
-        if isinstance(event, Scores):
-            return True
-        if event.round is not None:
-            for observer in self._observers:
-                try:
-                    observer(event.round)
-                except Exception:
-                    logger.exception("an on_round observer failed in round %d", event.round.index)
-        return event.generation is not None
-
 
 def check_one_response(run: Run[Any]) -> None:
     """Raise an InvalidOptionError if a run has several responses, which a stream cannot have."""
@@ -142,6 +122,13 @@ def with_alternatives(generations: Sequence[Generation]) -> Generation:
     """Return the first of the responses to a request, with the others as its alternatives."""
     first, *others = generations
     return first.model_copy(update={"alternatives": tuple(others)}) if others else first
+
+
+def _is_last(event: StreamEvent | Scores | BaseException) -> bool:
+    # whether the event completes a response; an error of a request is raised
+    if isinstance(event, BaseException):
+        raise event
+    return isinstance(event, Scores) or event.generation is not None
 
 
 def _result(item: tuple[int, StreamEvent | Scores]) -> tuple[int, Any] | None:

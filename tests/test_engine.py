@@ -20,7 +20,6 @@ from adafuse_llm import (
     InvalidOptionError,
     Request,
     RequestCancelledError,
-    Round,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
@@ -179,8 +178,7 @@ def embedded() -> Iterator[AdaFuseEngine]:
 
 async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> None:
     drawn: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 3, "max_new_tokens": 12}
-    seen: list[Round] = []
-    run = await embedded.aopen([Request(messages=TURNS, options=drawn)], seen.append)
+    run = await embedded.aopen([Request(messages=TURNS, options=drawn)])
     events = [each async for each in run]
     whole = embedded.generate(messages=TURNS, **drawn)
     for number, each in enumerate((whole, *whole.alternatives)):
@@ -189,8 +187,8 @@ async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> 
         generation = own[-1].generation
         assert generation is not None
         assert (generation.text, generation.seed) == (each.text, each.seed)
-    assert seen == [event.round for _, event in events]
-    assert all(0 < each.elapsed < 60 for each in seen)
+        assert [event.round for event in own] == list(generation.rounds)
+        assert all(0 < played.elapsed < 60 for played in generation.rounds)
 
 
 async def test_requests_are_checked_when_they_are_opened() -> None:

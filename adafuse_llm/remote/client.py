@@ -26,7 +26,7 @@ from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, Ser
 from adafuse_llm.interface import Engine
 from adafuse_llm.remote.wire import ResponseReader, read_error
 from adafuse_llm.request import Checked, Request, converted, numbered
-from adafuse_llm.results import MemberInfo, RoundObserver, Scores
+from adafuse_llm.results import MemberInfo, Scores
 from adafuse_llm.run import Deliver, Run
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class RemoteEngine(Engine):
         url: address of the server, such as ``http://127.0.0.1:8000``.
         api_key: key for the server. Default: the environment variable ``ADAFUSE_API_KEY``.
         strategy: name of the strategy that decodes. Default: the server's own strategy.
-        on_round: as for `Engine`.
         ready_timeout: seconds to wait until the server is ready; 0 to ask it only once.
 
     Raises:
@@ -88,10 +87,8 @@ class RemoteEngine(Engine):
         api_key: str | None = None,
         *,
         strategy: str | None = None,
-        on_round: RoundObserver | None = None,
         ready_timeout: float = 0.0,
     ) -> None:
-        super().__init__(on_round)
         self.url = _check_url(url)
         self._strategy = {} if strategy is None else {"strategy": strategy}
         self._ready_timeout = ready_timeout
@@ -134,7 +131,7 @@ class RemoteEngine(Engine):
         return tokens
 
     @override
-    def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
+    def open(self, requests: Sequence[Request]) -> Run[Any]:
         if self.closed:
             raise errors.EngineClosedError(CLOSED)
         works = converted(requests, self._work)
@@ -156,7 +153,7 @@ class RemoteEngine(Engine):
             for work in started:
                 work.cancel()
 
-        return Run(sum(size for size, _ in works), start, stop, (self._on_round, on_round))
+        return Run(sum(size for size, _ in works), start, stop)
 
     def _work(self, request: Request) -> tuple[int, Work]:
         checked, texts = request.checked(self.config), request.texts
@@ -337,8 +334,8 @@ class RemoteEngine(Engine):
             raise self._error("answers in an unknown form. It must be 'adafuse serve'") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings: Any = {"ready_timeout": self._ready_timeout, "on_round": self._on_round}
-        return partial(type(self), **{**settings, **self._strategy}), (self.url,)
+        settings: Any = {"ready_timeout": self._ready_timeout, **self._strategy}
+        return partial(type(self), **settings), (self.url,)
 
 
 async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:

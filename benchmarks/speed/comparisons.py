@@ -352,11 +352,11 @@ def _prefill(engine: AdaFuseEngine, chat: Chat) -> Counts:
 
 def _first_span(engine: AdaFuseEngine, chat: Chat) -> Counts:
     """Run an ensemble until its first span."""
-    cancel = threading.Event()
-    events = engine.stream(
-        messages=chat, max_new_tokens=16, cancel=cancel, on_round=lambda *_: cancel.set()
-    )
-    return Counts(sum(len(event.text) for event in events))
+    cancel, text = threading.Event(), ""
+    for event in engine.stream(messages=chat, max_new_tokens=16, cancel=cancel):
+        cancel.set()
+        text += event.text
+    return Counts(len(text))
 
 
 def server(suite: Suite, _: str) -> Iterator[Line]:

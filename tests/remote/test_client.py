@@ -181,9 +181,7 @@ def test_without_a_limit_a_remote_reply_is_no_longer_than_a_local_one() -> None:
 
 async def test_asynchronous_calls_give_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
     async def calls(engine: Engine) -> Any:
-        rounds: list[Round] = []
-        whole = await engine.agenerate("x", on_round=rounds.append)
-        assert rounds == list(whole.rounds)
+        whole = await engine.agenerate("x")
         events = [event async for event in engine.astream(messages=TURNS)]
         opened = await engine.aopen([Request(prompt="x", options={**DRAWN, "n": 2})])
         numbered = sorted([pair async for pair in opened], key=itemgetter(0))
@@ -323,17 +321,17 @@ def test_events_cancel_requests_one_by_one(held: Held) -> None:
 
 
 def test_a_cancelled_response_has_its_text_so_far_and_scores_have_none(held: Held) -> None:
-    cancel, rounds = threading.Event(), list[Round]()
-
-    def observe(played: Round) -> None:
-        rounds.append(played)
+    cancel, rounds = threading.Event(), list[Round | None]()
+    for event in held.remote.stream("x", cancel=cancel, max_new_tokens=10**6):
+        rounds.append(event.round)
         if len(rounds) == 3:
             cancel.set()
-
-    done = held.remote.generate("x", cancel=cancel, on_round=observe, max_new_tokens=10**6)
+    done, last = event.generation, rounds.pop()
+    assert done is not None
+    assert last is None
     assert (done.finish_reason, done.strategy) == ("cancelled", "adafuse")
     assert list(done.rounds) == rounds
-    assert done.text == "".join(each.text for each in rounds)
+    assert done.text == "".join(each.text for each in done.rounds)
     cancel.clear()
     scores = background(held.remote.score, "hang", ["a"], cancel=cancel)
     assert held.member.inside.wait(PATIENCE)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from adafuse_llm import AdaFuseEngine, EngineClosedError, MemberError, MemberOutOfMemoryError, Round
+from adafuse_llm import AdaFuseEngine, EngineClosedError, MemberError, MemberOutOfMemoryError
 from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.runtime.test_scheduler import Watched
@@ -182,24 +182,6 @@ def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
             ensemble.generate_batch(["x", "y" * 50], max_new_tokens=100_000)
         wait_until(lambda: not member.live)
         assert passes_settle(member)
-
-
-# Observers ------------------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_observers_see_every_round_and_one_that_raises_is_logged_and_harmless(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def raises(finished: Round) -> None:
-        raise ValueError("I am a bad observer")
-
-    seen: list[Round] = []
-    with AdaFuseEngine([Watched("m")], on_round=raises) as ensemble:
-        generation = ensemble.generate("x", max_new_tokens=12, on_round=seen.append)
-    assert tuple(seen) == generation.rounds
-    assert len(caplog.records) == len(seen)
-    assert "I am a bad observer" in caplog.text
 
 
 # The end --------------------------------------------------------------------------------------

@@ -570,7 +570,7 @@ SLOW = 20.0
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("part", ["tokenizer", "consumer", "observer"])
+@pytest.mark.parametrize("part", ["tokenizer", "consumer"])
 def test_a_slow_request_delays_no_other_request(part, monkeypatch):
     started, end = threading.Event(), threading.Event()
     members = [Watched(name, bytes_per_token=1) for name in "ab"]
@@ -587,12 +587,11 @@ def test_a_slow_request_delays_no_other_request(part, monkeypatch):
     if part == "tokenizer":
         wrapped: Any = lambda text: (text == "slow" and wait()) or encode(text)  # noqa: E731
         monkeypatch.setattr(members[0].codec, "encode_prompt", wrapped)
-    observer: Any = {"on_round": wait} if part == "observer" else {}
     with AdaFuseEngine(members, runtime=RuntimeConfig(cache_bytes=105)) as engine:
         if part == "consumer":
             slow = background(consume, engine)
         else:
-            slow = background(engine.generate, "slow", **FEW, **observer)
+            slow = background(engine.generate, "slow", **FEW)
         assert started.wait(PATIENCE)
         begun = time.monotonic()
         few: Any = {**FEW, "use": "b"}

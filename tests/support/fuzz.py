@@ -286,12 +286,11 @@ def _check_cancel(case: Case) -> None:
             cancel = threading.Event()
             if case.chance.random() < 0.1:
                 cancel.set()
-            done = engine.generate(
-                prompt,
-                cancel=cancel,
-                on_round=lambda each: cancel.set() if each.index == at else None,
-                **options,
-            )
+            for event in engine.stream(prompt, cancel=cancel, **options):
+                if event.round is not None and event.round.index == at:
+                    cancel.set()
+                done = event.generation
+            assert done is not None
             assert done.finish_reason in ("cancelled", full.finish_reason)
             assert full.text.startswith(done.text), f"{done.text!r} of {full.text!r}"
             assert "".join(each.text for each in done.rounds) == done.text
