@@ -17,8 +17,8 @@ A model can also be a mapping of the settings of `TransformersMember`, `GGUFMemb
 `ServerMember`, such as ``{path: path/one.gguf, context: 4096}`` or ``{url: "http://host:8000/v1"}``.
 
 The format is YAML, which includes JSON. `json_schema` is a mapping, or the path of a JSON file
-relative to the configuration file. A file cannot set `trust_remote_code` or `allow_pickle`: only
-the person who starts the program can allow code to run.
+relative to the configuration file. A file cannot set `trust_remote_code`: only the person who
+starts the program can allow code to run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ from adafuse_llm.loading.specs import MemberSpec, as_spec
 from adafuse_llm.serving_config import ServerConfig
 
 __all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
-
-CODE_FIELDS = ("trust_remote_code", "allow_pickle")
-"""Settings with which the files of a member may run code."""
 
 LOADING = ("strategy", "dtype", "device_map", "revision")
 """Arguments of `AdaFuseEngine.from_pretrained` that a file may set besides ``models``."""
@@ -81,12 +78,12 @@ class ConfigFile(AdaFuseConfig):
         cls, models: tuple[str | dict[str, Any], ...], info: ValidationInfo
     ) -> tuple[str | dict[str, Any], ...]:
         for model in models:
-            for name in CODE_FIELDS:
-                if isinstance(model, dict) and name in model:
-                    raise ValueError(
-                        f"a configuration file cannot set {name!r}, because this can run code that "
-                        "comes with a model. Load the member in Python with TransformersMember"
-                    )
+            if isinstance(model, dict) and "trust_remote_code" in model:
+                raise ValueError(
+                    "a configuration file cannot set 'trust_remote_code', because this can run "
+                    "code that comes with a model. Load the member in Python with "
+                    "TransformersMember"
+                )
             as_spec(model, info.data.get("revision"))
         return models
 

@@ -160,7 +160,6 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
                 dtype=spec.dtype,
                 device_map=spec.device_map,
                 **quantization,
-                use_safetensors=None if spec.allow_pickle else True,
                 ignore_mismatched_sizes=True,  # the error of _check_weights names the tensors
                 output_loading_info=True,
             )
@@ -194,12 +193,7 @@ def _source(spec: TransformersMember) -> dict[str, Any]:
 
 
 def _load_error(spec: TransformersMember, error: Exception) -> LoadError:
-    text, reason = str(error), reason_of(error)
-    if "trust_remote_code" in text:
+    reason = reason_of(error)
+    if "trust_remote_code" in str(error):
         reason = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
-    elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
-        reason = (
-            "it has no safetensors weights. If it has weights in pickle format and you trust them, "
-            "pass TransformersMember(path=..., allow_pickle=True)"
-        )
     return LoadError(f"{spec.label} cannot be loaded: {reason}")

@@ -106,8 +106,6 @@ class TransformersMember(_Files):
     quantization_config: Any = None
     """Quantization of the weights: a configuration object of transformers, such as
     `BitsAndBytesConfig`, or a mapping as in `config.json`. Quantized checkpoints do not need it."""
-    allow_pickle: bool = False
-    """Whether to accept weights in pickle format."""
 
 
 class GGUFMember(_Files):

@@ -26,9 +26,9 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_models_can_be_mappings_of_the_settings_of_members(tmp_path: Path) -> None:
-    text = "models: [a/allow_pickle, {path: a/two.gguf, threads: 2}, {url: 'http://h', model: m}]"
+    text = "models: [a/one, {path: a/two.gguf, threads: 2}, {url: 'http://h', model: m}]"
     assert read_config(written(tmp_path, text)).members == [
-        TransformersMember("a/allow_pickle"),
+        TransformersMember("a/one"),
         GGUFMember("a/two.gguf", threads=2),
         ServerMember("http://h", model="m"),
     ]
