@@ -28,8 +28,6 @@ class Summary(BaseModel):
             rounds and rounds without a word are absent.
         agreement: share of unanimous rounds among those in which several members proposed
             (`Round.is_unanimous`). None if there are no such rounds.
-        mean_margin: mean margin Δ (equation 1) by member, over the words that the member
-            considered. Members that considered no words are absent.
         seconds: wall-clock seconds of all rounds.
     """
 
@@ -42,7 +40,6 @@ class Summary(BaseModel):
     decided: dict[str, int]
     words_per_round: dict[int, int]
     agreement: float | None
-    mean_margin: dict[str, float]
     seconds: float
 
     @classmethod
@@ -51,10 +48,6 @@ class Summary(BaseModel):
         records = [each if isinstance(each, Mapping) else record(each) for each in rounds]
         free = [entry for entry in records if not entry["forced"]]
         agreed = [each for entry in records if (each := entry["unanimous"]) is not None]
-        margins: dict[str, list[float]] = {}
-        for entry in records:
-            for name, values in entry["margins"].items():
-                margins.setdefault(name, []).extend(values)
         asked = Counter(name for entry in records for name in entry["asked"])
         backed, decided = dict.fromkeys(asked, 0), dict.fromkeys(asked, 0)
         for entry in records:
@@ -70,7 +63,6 @@ class Summary(BaseModel):
             decided=decided,
             words_per_round=dict(sorted(Counter(filter(None, words)).items())),
             agreement=fmean(agreed) if agreed else None,
-            mean_margin={name: fmean(values) for name, values in margins.items() if values},
             seconds=sum(entry["elapsed"] for entry in records),
         )
 

@@ -66,7 +66,6 @@ def test_a_summary_counts_what_was_backed_and_decided_and_leaves_forced_rounds_o
         "decided": {"wren": 1, "heron": 0},
         "words_per_round": {1: 2},
         "agreement": 0.5,
-        "mean_margin": {"wren": pytest.approx(0.9), "heron": pytest.approx(0.9)},
         "seconds": 1.0,
     }
     for nothing in ([], [forced("{}", ends=True)]):

@@ -35,7 +35,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
             self.rounds += [{"run_id": str(run_id), **played} for played in chunk.rounds]
 
     def summary(self) -> Summary:
-        """Return statistics of the rounds, such as their agreement and the mean margins."""
+        """Return statistics of the rounds, such as their agreement."""
         return Summary.of(self.rounds)
 
 
