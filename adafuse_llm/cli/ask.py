@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from adafuse_llm import ContextWindowError
-from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
+from adafuse_llm.cli.common import INTERRUPTED, ONE_RESPONSE, STOPPED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import cancel_on_interrupt, last, print_json, show_stream, tell
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.embedded import handbook_path
@@ -105,7 +105,7 @@ COMMAND = Command(
     add_flags,
     "QUESTION",
     refused={
-        "n": "adafuse ask gives one answer; adafuse generate --n draws several",
+        "n": ONE_RESPONSE,
         "continue_final_message": "adafuse ask writes the messages itself",
     },
 )

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, Generation, InvalidInputError
 from adafuse_llm.cli.ask import EMBEDDED, add_documents, show_sources
-from adafuse_llm.cli.common import Command, Parser, Setup
+from adafuse_llm.cli.common import ONE_RESPONSE, Command, Parser, Setup
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, show_stream, tell
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.report.terminal import Display
@@ -179,7 +179,7 @@ COMMAND = Command(
     chat,
     add_flags,
     refused={
-        "n": "adafuse chat gives one answer at a time; adafuse generate --n draws several",
+        "n": ONE_RESPONSE,
         "continue_final_message": "adafuse chat writes the messages itself",
     },
 )

@@ -42,6 +42,9 @@ FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 STOPPED = "interrupted"
 """The message on stderr after Ctrl-C."""
 
+ONE_RESPONSE = "this command gives one response; for another one, run it again with another seed"
+"""The reason why commands refuse the option ``n``."""
+
 DECODING: Final = {
     "max_new_tokens": (
         "--max-new-tokens NUMBER",

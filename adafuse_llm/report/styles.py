@@ -88,14 +88,6 @@ def looks(members: Sequence[str]) -> dict[str, Look]:
     return {name: Look(name, number) for number, name in enumerate(members)}
 
 
-def heading(place: int, generation: Generation) -> str:
-    """Return a heading for the response with the index `place`, one of several."""
-    every = (generation, *generation.alternatives)
-    drawn = every[place].seed
-    seed = [] if drawn is None else [f"seed {drawn}"]
-    return " · ".join([f"Response {place + 1} of {len(every)}", *seed])
-
-
 def count(number: int, thing: str) -> str:
     """Format a number with its noun: ``1 word``, ``2 words``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

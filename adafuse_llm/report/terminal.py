@@ -169,10 +169,11 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
     members = tuple(generation.usage.prompt_tokens)
     display = Display(members, console, generation.strategy, forced=forced)
     yield display.legend()
-    for place, each in enumerate(responses):
+    for number, each in enumerate(responses, start=1):
         yield Text()
         if len(responses) > 1:
-            yield Text(styles.heading(place, generation), "bold")
+            seed = "" if each.seed is None else f" · seed {each.seed}"
+            yield Text(f"Response {number} of {len(responses)}{seed}", "bold")
         yield from display.response(each)
         yield Text()
         yield display.rounds(each.rounds)

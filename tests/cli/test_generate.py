@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, Generation, Round
+from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
 
 pytestmark = pytest.mark.quick
@@ -66,12 +66,11 @@ def test_what_the_flags_say_is_what_the_engine_is_asked(adafuse, fakes, spy):
     assert "--prefill needs --chat" in refused.stderr
 
 
-def test_json_gives_each_round_then_the_generation(adafuse, fakes):
-    result = adafuse("generate", "Founder:", "--json")
-    *rounds, end = [json.loads(line) for line in result.stdout.splitlines()]
-    generation = Generation.model_validate(end["generation"])
+def test_json_gives_the_generation_in_one_line(adafuse, fakes):
+    (line,) = adafuse("generate", "Founder:", "--json").stdout.splitlines()
+    generation = Generation.model_validate(json.loads(line)["generation"])
     assert generation.text == "Ada Brook did"
-    assert [Round.model_validate(line["round"]) for line in rounds] == list(generation.rounds)
+    assert "".join(played.text for played in generation.rounds) == generation.text
 
 
 def test_ctrl_c_ends_a_stream_with_the_text_so_far(adafuse, fakes, change, monkeypatch):
@@ -107,17 +106,6 @@ def test_spans_have_the_look_of_the_member_that_wins(adafuse, fakes):
     shown = adafuse("generate", "Founder:", env={**COLOR, "NO_COLOR": "1"}).stdout
     assert "● wren" in shown
     assert wren not in shown
-
-
-def test_several_responses_are_shown_below_headings_with_their_seeds(adafuse, fakes):
-    drawn = ("generate", "Founder:", "--temperature", 2, "--seed", 7, "--n", 3)
-    (line,) = adafuse(*drawn, "--json").stdout.splitlines()
-    generation = Generation.model_validate(json.loads(line)["generation"])
-    responses = enumerate((generation, *generation.alternatives), 1)
-    texts = [f"Response {n} of 3 · seed {each.seed}\n{each.text}" for n, each in responses]
-    assert generation.seed == 7
-    assert adafuse(*drawn).stdout == "\n\n".join(texts) + "\n"
-    assert adafuse(*drawn, env={**COLOR, "COLUMNS": "200"}).stdout.count("forward passes") == 3
 
 
 def test_reasoning_is_apart_from_the_answer(adafuse, fakes, change):
