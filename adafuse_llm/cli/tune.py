@@ -52,8 +52,8 @@ SEARCH = ("prompt", "chat", "metric", "trials", "keep_ensemble")
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
-    text = 'JSON lines with "question" and "answer". Default: questions for the embedded members.'
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=text)
+    text = 'JSON lines with "question" and "answer".'
+    parser.add_argument("file", type=Path, metavar="FILE", help=text)
     parser.flag("--output FILE", "Configuration file to write.", default=Path("adafuse.yaml"))
     parser.flag(
         "--decide",
@@ -69,11 +69,8 @@ def add_flags(parser: Parser) -> None:
     parser.flag("--max-requests NUMBER", "Number of questions to answer at the same time.")
     parser.flag("--overwrite", "Start again and discard existing results.")
     parser.flag("--limit N", "Use only the first N questions.")
-    parser.flag(
-        "--metric NAME",
-        "Metric to maximize: exact_match, contains, number or verbatim. Default: exact_match, or "
-        "verbatim without a FILE.",
-    )
+    text = "Metric to maximize: exact_match, contains, number or verbatim."
+    parser.flag("--metric NAME", text, default="exact_match")
     parser.flag("--trials N", "Maximum number of ensemble settings to try.", default=30)
     parser.flag("--keep-ensemble", "Write the ensemble even if it is not significantly better.")
     text = "With --decide: percentage of the sure answers that may be wrong."
@@ -102,8 +99,6 @@ def tune(setup: Setup, flags: Namespace) -> int:
     unused = {"most_wrong": "without --decide"}
     if flags.decide:
         unused = dict.fromkeys(SEARCH, "with --decide")
-    elif flags.file is None:
-        unused |= dict.fromkeys(("prompt", "chat"), "without a FILE")
     parser = COMMAND.parser()
     for name, where in unused.items():
         if getattr(flags, name) != parser.get_default(name):
@@ -122,11 +117,10 @@ def tune(setup: Setup, flags: Namespace) -> int:
 
 
 def _search(setup: Setup, flags: Namespace) -> int:
-    file, questions = flags.file, _questions(setup, flags)
-    metric = flags.metric or ("verbatim" if file is None else "exact_match")
+    questions, metric = _questions(flags), flags.metric
     load_metric(metric)
     config = setup.file.config
-    if file is not None and "stop" not in setup.file.options:
+    if "stop" not in setup.file.options:
         # end a response where a base model goes on with another question
         config = config.override({"stop": ("\nQuestion:",)})
     names = member_names(setup.file.members)
@@ -170,8 +164,6 @@ def _search(setup: Setup, flags: Namespace) -> int:
 
 
 def _fit(setup: Setup, flags: Namespace) -> int:
-    if flags.file is None:
-        raise InvalidInputError("pass a FILE with typed questions and their answers")
     questions = decisions.read_labeled(flags.file.read_bytes(), flags.limit)
     config = setup.file.config
     config.member_weights(member_names(setup.file.members))  # raises an error for unknown members
@@ -226,22 +218,13 @@ def _write(
     return 0
 
 
-def _questions(setup: Setup, flags: Namespace) -> list[tuning.Question]:
+def _questions(flags: Namespace) -> list[tuning.Question]:
     form = "{question}" if flags.chat else "Question: {question}\nAnswer:"
     if flags.prompt is not None:
         form = read_text(flags.prompt).removesuffix("\n")
         if "{question}" not in form:
             raise InvalidInputError(f"{flags.prompt} needs {{question}} where the question goes")
-    if flags.file is not None:
-        questions = tuning.read_questions(flags.file.read_bytes(), form, chat=flags.chat)
-    elif setup.is_embedded:
-        questions = tuning.embedded_questions()
-    else:
-        raise InvalidInputError(
-            "pass a FILE with questions and answers; only the embedded members have questions of "
-            "their own"
-        )
-    return questions[: flags.limit]
+    return tuning.read_questions(flags.file.read_bytes(), form, chat=flags.chat)[: flags.limit]
 
 
 def _file_options(setup: Setup, strategy: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -376,7 +359,7 @@ def _table(*columns: str) -> Table:
 COMMAND = Command(
     tune,
     add_flags,
-    "[FILE]",
+    "FILE",
     refused={
         **dict.fromkeys(
             SAMPLING,

@@ -24,8 +24,6 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.calibration import features
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.documents import question_messages
-from adafuse_llm.embedded import heldout_questions
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     CacheMemoryError,
@@ -43,7 +41,7 @@ from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.report.styles import count
 from adafuse_llm.strategies.base import Strategy
 
-__all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
+__all__ = ["Answer", "Question", "Trial", "Tuning", "read_questions", "tune"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ class Question:
     """A question with its accepted answers.
 
     Attributes:
-        number: number of the line in the file, or of the embedded question, from 1.
+        number: number of the line in the file, from 1.
         text: the question. Questions with the same text are always in the same half.
         request: arguments of `AdaFuseEngine.generate`: the prompt or the messages.
         accepted: accepted answers, at least one.
@@ -109,16 +107,6 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
     if repeated := len(lines) - len(questions):
         logger.warning("%s with the question of an earlier line left out", count(repeated, "line"))
     return list(questions.values())
-
-
-def embedded_questions() -> list[Question]:
-    """Return 300 held-out questions for the embedded members."""
-    questions = []
-    for number, heldout in enumerate(heldout_questions(300), start=1):
-        messages = question_messages(heldout.question, heldout.passages)
-        text = messages[0]["content"]
-        questions.append(Question(number, text, {"messages": messages}, (heldout.answer,)))
-    return questions
 
 
 class Answer(BaseModel):

@@ -123,11 +123,6 @@ def test_a_question_stands_in_the_prompt_and_alone_in_a_chat(adafuse, job, tmp_p
     assert "prompt.txt needs {question}" in adafuse(*job, *flags).stderr
 
 
-def test_the_prompt_needs_a_file(adafuse, fakes):
-    assert "--chat has no effect without a FILE" in adafuse("tune", "--chat").stderr
-    assert not fakes
-
-
 def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
     (tmp_path / "tuned.yaml").write_text("max_words: 1\n")
     refused = adafuse(*job)
