@@ -364,7 +364,10 @@ class AdaFuseEngine(Engine):
             calls=CALL_CLOSES in (config.grammar or "") or bool(talk and talk.tools),
             prefix=members[0].reply_prefix,
         )
-        response = Response(members, self.strategy.name, transcript, config.calibration)
+        warn = None
+        if config.max_new_tokens is None and limit == checked.limit:
+            warn = partial(self._encoder.warn_once, "default limit")
+        response = Response(members, self.strategy.name, transcript, config.calibration, warn)
         return Job(
             members,
             needs,

@@ -302,3 +302,14 @@ def test_results_are_json_without_nan() -> None:
     assert data["text"] == generation.text == str(generation)
     assert data["rounds"][0]["candidates"][0]["nll"].keys() == {"one"}
     assert Generation.model_validate(data) == generation
+
+
+def test_a_default_limit_that_ends_responses_is_named_and_logged_once(caplog) -> None:
+    endless = AdaFuseEngine([FakeBackend("one", lambda _: {"a": 0.9, "b": 0.1})])
+    limits = [endless.generate("x").cut_by for _ in range(2)]
+    assert limits == ["the default limit of 256 tokens (max_new_tokens)"] * 2
+    assert caplog.text.count(limits[0]) == 1
+    caplog.clear()
+    asked = AdaFuseEngine(endless.backends).generate("x", max_new_tokens=256)
+    assert asked.cut_by == "the limit of 256 tokens (max_new_tokens)"
+    assert not caplog.messages

@@ -157,13 +157,16 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
 class Response:
     """One response while it grows: its text, its rounds, and its log-likelihoods by member.
 
-    The calibration, if there is one, computes the confidence of the response at its end.
+    The calibration, if there is one, computes the confidence of the response at its end. If the
+    limit of tokens is a default that nobody has set, `warn_of_default` warns when it ends the
+    response.
     """
 
     members: Sequence[MemberState]
     strategy: str
     transcript: Transcript
     calibration: Calibration | None = None
+    warn_of_default: Callable[[str], None] | None = None
     rounds: list[Round] = field(default_factory=list)
     member_logprobs: dict[str, float] = field(default_factory=dict)
 
@@ -257,7 +260,7 @@ def decode(
         shown = response.transcript.push(text)
         if response.transcript.stopped:
             response.cut()
-        finish, cut_by = _finish(outcome, members, response.transcript)
+        finish, cut_by = _finish(outcome, response)
         yield response.event(shown, finish, cut_by)
         if finish is not None:
             return
@@ -345,24 +348,28 @@ def usage(members: Sequence[MemberState]) -> Usage:
     )
 
 
-def _finish(
-    outcome: RoundOutcome, members: Sequence[MemberState], transcript: Transcript
-) -> tuple[FinishReason | None, str]:
+def _finish(outcome: RoundOutcome, response: Response) -> tuple[FinishReason | None, str]:
     # why the response ends after this round, if it does, and the limit that ends it, in words
+    members, stopped = response.members, response.transcript.stopped
     winner, grammar = outcome.pool[outcome.winner], members[0].grammar
-    if transcript.stopped:
-        return transcript.stopped, ""
+    if stopped:
+        return stopped, ""
     if outcome.committed.ends or (grammar is not None and grammar.ends_after("")):
         return "stop", ""
     # a limit may have been reached
     if any(member.room(end) <= 0 for member, end in winner.nodes.items()):
         limit = members[0].limit
         tokens = "token" if limit == 1 else "tokens"
-        return "length", f"the limit of {limit:,} {tokens} (max_new_tokens)"
+        warn = response.warn_of_default
+        kind = "default limit" if warn else "limit"
+        cut_by = f"the {kind} of {limit:,} {tokens} (max_new_tokens)"
+        if warn:
+            warn(f"{cut_by} ended a response. Set a higher one, or -1 for all that windows leave")
+        return "length", cut_by
     for member in members:
         if member not in winner.nodes or member.is_full(winner.nodes[member]):
             window = f"{member.window:,} tokens"
             return "length", f"the context window of member {member.name!r} ({window})"
     if outcome.committed is not winner:
-        return "length", "max_word_tokens, inside a character,"
+        return "length", "max_word_tokens (inside a character)"
     return None, ""

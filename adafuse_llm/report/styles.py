@@ -118,7 +118,8 @@ def summary(generation: Generation, seconds: float | None = None) -> list[str]:
     }
     parts += [f"{name} {value}" for name, value in known.items() if value is not None]
     by_grammar = generation.finish_reason == "stop" and rounds and rounds[-1].forced
-    return [*parts, "ended by the grammar" if by_grammar else ENDINGS[generation.finish_reason]]
+    ended_by = "the grammar" if by_grammar else generation.cut_by
+    return [*parts, f"ended by {ended_by}" if ended_by else ENDINGS[generation.finish_reason]]
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:

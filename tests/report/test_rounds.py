@@ -108,6 +108,8 @@ def test_forced_text_is_shown_as_such() -> None:
     for part in ("= all agree", JSON.text, "4 rounds, 2 forced", "all agreed in 1 of 2"):
         assert part in shown
     assert "ended at a length limit" in " ".join(shown.split())
+    cut = JSON.model_copy(update={"cut_by": "the limit of 9 tokens"})
+    assert "ended by the limit of 9 tokens" in " ".join(printed(cut).split())
     assert "forced" not in printed(generation(*JSON.rounds[1:3]))
 
 
