@@ -78,7 +78,7 @@ const usesAdafuse = () => (chosen.strategy || modelOf(chosen.model)?.strategy) =
 /** Show at the button whether a setting differs from the server's. */
 function showWhetherSet() {
   for (const label of document.querySelectorAll(".of-adafuse")) label.hidden = !usesAdafuse();
-  const isSet = FIELDS.some(name => chosen[name].trim());
+  const isSet = FIELDS.some(name => chosen[name].trim() && !find(name).closest(".of-adafuse[hidden]"));
   find("more").classList.toggle("set", isSet);
   find("more").title = isSet ? "Some settings are in use" : "";
 }
