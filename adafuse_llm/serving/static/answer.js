@@ -52,6 +52,7 @@ function take(view, chunk) {
     }
     if (choice.finish_reason) {
       turn.ending = extra.finish_reason ?? choice.finish_reason;
+      turn.cutBy = extra.cut_by;
       turn.seed = extra.seed ?? null;
       turn.confidence = extra.confidence ?? null;
       turn.strategy = extra.strategy ?? turn.strategy;
@@ -236,7 +237,8 @@ function factsOf(turn) {
   if (turn.tokens) facts.push(count(turn.tokens, "token"), ...(seconds ? [`${(turn.tokens / seconds).toFixed(1)} tokens/s`] : []));
   if (turn.confidence != null) facts.push(`confidence ${(100 * turn.confidence).toFixed(1)} %`);
   if (turn.seed !== null) facts.push(`seed ${turn.seed}`);
-  facts.push(turn.status === "stopped" ? "stopped" : LOOKS.endings[turn.ending] ?? turn.ending ?? "");
+  const ending = turn.cutBy ? `ended by ${turn.cutBy}` : LOOKS.endings[turn.ending] ?? turn.ending ?? "";
+  facts.push(turn.status === "stopped" ? "stopped" : ending);
   return [make("span", {}, `${turn.asked}: ${count(turn.rounds.length, "round")}`), ...countMarks(turn).map(showCount), make("span", {}, facts.filter(Boolean).join(" · "))];
 }
 

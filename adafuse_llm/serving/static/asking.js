@@ -120,6 +120,7 @@ async function askAlone(turn) {
         if (chunk.error) throw new Problem(sentence(chunk.error.message));
         for (const choice of chunk.choices ?? []) own.text += choice.delta?.content ?? "";
         own.text = own.text.trimStart();
+        if (chunk.adafuse?.cut_by) own.note = `This answer was ended by ${chunk.adafuse.cut_by}.`;
         showAlone(view);
         follow();
       });

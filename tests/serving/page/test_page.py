@@ -146,6 +146,7 @@ def test_a_cut_answer_goes_on(visit, engine) -> None:
     tab.say("sum")
     begun = generated(engine, "sum", max_new_tokens=12).text
     assert tab.answer == begun
+    assert "ended by the limit of 12 tokens" in tab.facts
     tab.page.get_by_label("Maximum tokens").fill("")
     tab.press("Continue")
     tab.finish()
@@ -167,8 +168,15 @@ def test_each_member_answers_alone_beside_the_ensemble(visit) -> None:
     tab.press("Each member alone")
     tab.finish()
     assert tab.page.locator(".alone .text").all_inner_texts() == [*ANSWERS["sum"]]
+    assert tab.page.locator(".alone .note").count() == 0
     assert {body["model"] for body in tab.bodies[1:]} == {*MEMBERS}
     assert tab.answer != ANSWERS["sum"][2]
+    tab.page.get_by_label("Maximum tokens").fill("3")
+    tab.press("Answer again")
+    tab.finish()
+    tab.press("Each member alone")
+    tab.finish()
+    assert "ended by the limit of 3 tokens" in tab.page.locator(".alone .note").last.inner_text()
 
 
 def test_warnings_of_the_server_are_shown(visit) -> None:
