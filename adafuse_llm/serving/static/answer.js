@@ -288,6 +288,7 @@ const isNearEnd = log => log.scrollHeight - log.scrollTop - log.clientHeight < N
 /** Scroll to the newest text, unless the reader has scrolled up or reads a round. */
 function follow(always = false) {
   const log = find("log");
+  following ||= always;
   if (always || (following && !open)) log.scrollTop = log.scrollHeight;
   find("newest").hidden = isNearEnd(log);
 }

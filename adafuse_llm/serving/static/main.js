@@ -70,9 +70,12 @@ find("log").addEventListener("focusin", event => {
   for (const each of span.closest(".answer").querySelectorAll('.span[tabindex="0"]')) each.tabIndex = -1;
   span.tabIndex = 0;
 });
+let lastTop = 0;
 find("log").addEventListener("scroll", () => {
-  following = isNearEnd(find("log"));
-  find("newest").hidden = following;
+  const { scrollTop } = find("log"), isNear = isNearEnd(find("log"));
+  following = isNear || (following && scrollTop >= lastTop);  // text that grows moves nothing up
+  lastTop = scrollTop;
+  find("newest").hidden = isNear;
 }, { passive: true });
 new ResizeObserver(() => follow()).observe(find("log"));
 find("newest").addEventListener("click", () => follow(true));

@@ -312,3 +312,16 @@ def test_events_are_read_wherever_the_stream_is_cut(visit) -> None:
     page = visit().page
     for ends in ("\n", "\r\n"):
         assert set(page.evaluate(script, ends.join(lines))) == {"one|two\nthree"}
+
+
+def test_a_new_conversation_follows_its_answer_after_an_earlier_one_was_scrolled_up(visit) -> None:
+    tab = visit()
+    tab.page.set_viewport_size({"width": 1100, "height": 500})
+    newest = tab.page.locator("#newest")
+    tab.say("markdown")
+    assert newest.is_hidden()
+    tab.page.evaluate("document.getElementById('log').scrollTop = 0")
+    newest.wait_for()
+    tab.press("New conversation")
+    tab.say("markdown")
+    assert newest.is_hidden()
