@@ -6,14 +6,15 @@
 
 The larger member alone and the ensemble answer the questions of each task. The regression is fitted
 on the first ones, and measured on others. BENCHMARKS is a folder with the paper's test sets. Every
-answer is saved at once, so after an interruption, the same command goes on.
+answer is saved at once, so after an interruption, the same command goes on. ``--signals`` tries two
+more: whether each member's own answer is equal, and how much likelier the passage makes the answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ from adafuse_llm import AdaFuseEngine, GGUFMember, InvalidInputError, RuntimeCon
 from adafuse_llm.cli.terminal import cancel_on_interrupt
 from adafuse_llm.evaluation.comparison import Score
 from adafuse_llm.evaluation.confidence import Array, Reliability, fit, predicted, reliability
+from adafuse_llm.evaluation.files import Results
 from benchmarks.paper.decode import Record, Runner, Work
 from benchmarks.paper.metrics import load_metric
 from benchmarks.paper.suites import Row
-from benchmarks.paper.tasks import load_task
+from benchmarks.paper.tasks import Question, load_task
 from benchmarks.real.members import real_files
 
 SAMPLES = 2000
@@ -63,6 +65,13 @@ SIGNALS = {
 }
 """The features that a regression reads, by the name of its line in the table."""
 
+MORE_SIGNALS = {
+    "both, own answers": (*SIGNALS["both"], "own"),
+    "both, passage": (*SIGNALS["both"], "passage"),
+    "both, own answers, passage": (*SIGNALS["both"], "own", "passage"),
+}
+"""The features that `--signals` tries, too."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return the exit code: 0, or 130 if interrupted."""
@@ -73,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--strategy", default="auto", help="of the ensemble")
     parser.add_argument("--fit", type=int, help="number of questions to fit on")
     parser.add_argument("--limit", type=int, help="number of questions to measure on")
+    parser.add_argument("--signals", action="store_true", help="try two more signals")
     parser.add_argument("--output", type=Path, default=Path("results/confidence"))
     given = parser.parse_args(arguments)
     engine, larger = _engine(given.real, given.strategy)
@@ -116,22 +126,92 @@ def _measure(
         Row(name="ensemble", strategy=engine.strategy.name, options=options),
     )
     alone, ensemble = (runner.records(row, work, len(chosen)) for row in rows)
-    lines = [_line(f"{larger} alone", alone, [0, -1], size, work)]
-    place = {"logprob": 0, "agreement": -2, "length": -1}
-    place["larger"] = 1 + engine.members.index(larger)
-    others = [1 + n for n, name in enumerate(engine.members) if name != larger]
-    sure = {}
-    for name, signals in SIGNALS.items():
-        columns = [n for each in signals for n in (others if each == "smaller" else [place[each]])]
+    tried = SIGNALS
+    if given.signals:
+        tried = {**SIGNALS, **MORE_SIGNALS}
+        singles = (
+            Row(name=m, strategy="single", use=(m,), options=options) for m in engine.members
+        )
+        own = [runner.records(row, work, len(chosen)) for row in singles]
+        gains = _gains(engine, ensemble, work, given.output / task.name / "gains.jsonl")
+        ensemble = _with_signals(ensemble, own, gains, work)
+    count, better = len(engine.members), engine.members.index(larger)
+    places = {
+        "logprob": [0],
+        "larger": [1 + better],
+        "smaller": [1 + n for n in range(count) if n != better],
+        "agreement": [1 + count],
+        "length": [2 + count],
+        "own": [*range(3 + count, 3 + 2 * count)],
+        "passage": [*range(3 + 2 * count, 3 + 3 * count)],
+    }
+    lines, sure = [_line(f"{larger} alone", alone, [0, -1], size, work)], {}
+    for name, signals in tried.items():
+        columns = [n for each in signals for n in places[each]]
         lines.append(_line(f"ensemble: {name}", ensemble, columns, size, work))
         sure[name] = lines[-1][1]
     _, right, test = _split(ensemble, size, work)
-    gain = _difference(sure["both"], sure["larger member's sum and length"], right[test])
     heads = "| signals | right, % | area | calibration error | right at 30 % | 50 % | 70 % |"
     text = [heads, "|---|---:|---:|---:|---:|---:|---:|", *(line for line, _ in lines)]
     title = f"\n{task.name}: {engine.strategy.name}, fitted on {size}, measured on {sum(test)}\n"
-    ending = f"Area of both minus the area of the larger member's: {gain.shown('+')} points"
-    return "\n".join([title, *text, "", ending, ""])
+    theirs, *_, base = SIGNALS
+    endings = []
+    for name, than in [(base, theirs), *((name, base) for name in tried if name not in SIGNALS)]:
+        gain = _difference(sure[name], sure[than], right[test])
+        endings.append(f"Area of {name} minus the area of {than}: {gain.shown('+')} points")
+    return "\n".join([title, *text, "", *endings, ""])
+
+
+def _with_signals(
+    records: Sequence[Record], own: list[list[Record]], gains: list[list[float]], work: Work
+) -> list[Record]:
+    """Return records that have, as features, whether each member's own answer is equal, and gains.
+
+    The own answers are [members, records], and the gains [records, members].
+    """
+    more, key = [], work.task.same
+    for record, gain, *alone in zip(records, gains, *own, strict=True):
+        equal = [float(key(each.answer) == key(record.answer)) for each in alone]
+        features = record.features and (*record.features, *equal, *gain)
+        more.append(record.model_copy(update={"features": features}))
+    return more
+
+
+def _gains(
+    engine: AdaFuseEngine, records: Sequence[Record], work: Work, path: Path
+) -> list[list[float]]:
+    """Return how much the passages add to each member's log-probability of the answers, in nats."""
+    results = Results(path)
+    with results.resumed({"members": [*engine.members], "by": engine.strategy.name}) as known:
+        done = {each["line"]: each["gains"] for each in known}
+        for record, question in zip(records, work.questions, strict=True):
+            if record.line in done:
+                continue
+            asked, left = question.request, _without_passages(question)
+            gains = [0.0 for _ in engine.members]
+            if record.answer and asked != left:
+                sums = [_logprobs(engine, each, record.answer) for each in (asked, left)]
+                gains = [a - b for a, b in zip(*sums, strict=True)]
+            done[record.line] = gains
+            results.append({"line": record.line, "gains": gains})
+    return [done[record.line] for record in records]
+
+
+def _without_passages(question: Question) -> dict[str, Any]:
+    """Return the request of a question with the same instructions, but without passages."""
+    if "prompt" in question.request:  # the passage of SQuAD is the line above the question
+        before, _, after = question.request["prompt"].rpartition(question.text)
+        return {"prompt": before + question.text.rpartition("\n")[2] + after}
+    (message,) = question.request["messages"]
+    instruction, *passages_and_question = message["content"].split("\n\n")
+    content = "\n\n".join([instruction, *passages_and_question[-1:]])
+    return {"messages": [{**message, "content": content}]}
+
+
+def _logprobs(engine: AdaFuseEngine, request: Mapping[str, Any], answer: str) -> list[float]:
+    """Return the log-probability of an answer by each member, 0 if it cannot write the answer."""
+    (scored,) = engine.score(**request, continuations=[answer]).texts
+    return [-scored.nll.get(m, 0.0) * scored.tokens.get(m, 0) for m in engine.members]
 
 
 def _split(

@@ -48,11 +48,12 @@ def test_the_gpu_benchmark_runs_with_toy_members(capsys: pytest.CaptureFixture[s
 def test_the_benchmark_of_the_confidence_fits_on_other_questions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert confidence.main(["--fit", "60", "--limit", "60", "--output", str(tmp_path)]) == 0
+    sizes = ["--fit", "60", "--limit", "60"]
+    assert confidence.main([*sizes, "--signals", "--output", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "fitted on 60, measured on 60" in shown
     assert "| wren alone | 81.7 [" in shown
-    assert shown.count("| ensemble: ") == 3
+    assert shown.count("| ensemble: ") == 6
 
 
 class Scripted:
