@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
-from adafuse_llm.results import Usage
+from adafuse_llm.decoding.draft import EXPENSIVE
+from adafuse_llm.results import Generation, Usage
 from benchmarks.speed.measure import Cost, Counts, Line, timed
 from benchmarks.speed.suites import PASSAGE, Chat, Suite, gguf_file
 
@@ -189,21 +190,20 @@ def larger(suite: Suite, _: str, kind: str = "") -> Iterator[Line]:
         with suite.ensemble(names, kind) as engine, ExitStack() as stack:
             lead = engine.backends[-1]
             alone = LlamaCpp(lead).answer if kind else partial(run_generate, lead)
-            found: dict[str, list[Usage]] = {}
+            found: dict[str, list[Generation]] = {}
             systems: dict[str, Answer] = {"alone": alone}
             for name, (drafting, cost, temperature) in DRAFTS.items():
                 runtime = RuntimeConfig(drafting=drafting)
                 one = AdaFuseEngine(engine.backends, strategy="mixture", runtime=runtime)
                 stack.enter_context(one)
-                systems[name] = partial(
-                    _counted, one, cost, temperature, found.setdefault(name, [])
-                )
+                done = found.setdefault(name, [])
+                systems[name] = partial(_counted, one, cost, done, temperature=temperature, seed=1)
             costs = in_turns(systems, suite)
             sizes = [(each.parameters or 0) / (lead.parameters or 1) for each in engine.backends]
-        for name, usages in found.items():
+        for name, done in found.items():
             values = ratios(costs[name], costs["alone"])
             yield Line(f"{what}: CPU time / {names[-1]} alone", name, values)
-            passes = _per_token(usages[1:])
+            passes = _per_token([each.usage for each in done[1:]])
             for member, count in zip(names, passes, strict=True):
                 yield Line(f"{what}: passes of {member} per token", name, [count])
             by_size = sum(map(mul, passes, sizes))
@@ -229,21 +229,21 @@ and the temperature."""
 def _counted(
     engine: AdaFuseEngine,
     token_cost: float | None,
-    temperature: float,
-    usages: list[Usage],
+    done: list[Generation],
     chat: Chat,
     new: int,
+    **options: Any,
 ) -> Counts:
-    """Answer a chat, and append its usage to `usages`."""
-    lead = engine.backends[-1]
-    own = lead.token_cost
-    lead.token_cost = own if token_cost is None else token_cost
+    """Answer a chat, and append the answer to `done`. `token_cost` is as in `DRAFTS`."""
+    own = [member.token_cost for member in engine.backends]
+    for member, cost in zip(engine.backends, own, strict=True):
+        member.token_cost = cost if token_cost is None else token_cost
     try:
-        found = engine.generate(messages=chat, max_new_tokens=new, temperature=temperature, seed=1)
+        done.append(engine.generate(messages=chat, max_new_tokens=new, **options))
     finally:
-        lead.token_cost = own
-    usages.append(found.usage)
-    return Counts(len(found.text.encode()))
+        for member, cost in zip(engine.backends, own, strict=True):
+            member.token_cost = cost
+    return Counts(len(done[-1].text.encode()))
 
 
 def _per_token(usages: Sequence[Usage]) -> list[float]:
@@ -251,6 +251,49 @@ def _per_token(usages: Sequence[Usage]) -> list[float]:
     tokens = sum([*usage.completion_tokens.values()][-1] for usage in usages)
     passes = zip(*(usage.forward_passes.values() for usage in usages), strict=True)
     return [sum(each) / max(1, tokens) for each in passes]
+
+
+def drafts(suite: Suite, name: str) -> Iterator[Line]:
+    """Count what passes cost with drafts, relative to those without, for costs of a further token.
+
+    At each cost c, members draft by the rule for c. A pass over n tokens costs 1 + c (n - 1), times
+    the member's parameters. Answers are compared per byte, and tokens of prompts do not count.
+    """
+    with suite.ensemble(suite.groups[0], "q4" if name in KINDS else "") as engine:
+        sizes = {member.name: member.parameters or 1 for member in engine.backends}
+
+        def answers(branches: int, token_cost: float | None) -> list[Generation]:
+            runtime = RuntimeConfig(drafting=token_cost is not None)
+            done: list[Generation] = []
+            with AdaFuseEngine(engine.backends, strategy="adafuse", runtime=runtime) as one:
+                for chat in (*suite.chats, *suite.more):
+                    _counted(one, token_cost, done, chat, suite.counted, branching_factor=branches)
+            return done
+
+        for branches in (1, 3):
+            plain = answers(branches, None)
+            drafted = {is_dear: answers(branches, float(is_dear)) for is_dear in (False, True)}
+            for cost in TOKEN_COSTS:
+                pairs = zip(drafted[cost > EXPENSIVE], plain, strict=True)
+                values = [
+                    pass_cost(one, sizes, cost) / pass_cost(other, sizes, cost)
+                    for one, other in pairs
+                ]
+                what = f"a further token costs {cost}: passes with drafts / without"
+                yield Line(what, f"adafuse, B = {branches}", values)
+
+
+TOKEN_COSTS: Final = (0.02, 0.1, 0.2, 0.5, 1.0)
+"""Costs of a further token of a pass, in passes over one token."""
+
+
+def pass_cost(answer: Generation, sizes: Mapping[str, int], token_cost: float) -> float:
+    """Return the cost of an answer's passes per byte, as `drafts` computes it."""
+    usage, cost = answer.usage, 0.0
+    for name, passes in usage.forward_passes.items():
+        tokens = usage.tokens_processed[name] - usage.prompt_tokens[name]
+        cost += sizes[name] * (passes + token_cost * (tokens - passes))
+    return cost / max(1, len(answer.text.encode()))
 
 
 def many(suite: Suite, name: str) -> Iterator[Line]:
@@ -395,6 +438,7 @@ COMPARISONS: Final[Mapping[str, Callable[[Suite, str], Iterator[Line]]]] = {
     "many": many,
     "larger": larger,
     "larger gguf": larger_gguf,
+    "drafts": drafts,
     "prompts": prompts,
     "server": server,
     "slots": slots,

@@ -53,6 +53,8 @@ class Suite:
         chats: the chats.
         folder: returns a member's checkpoint for transformers.
         response: highest number of tokens of a response.
+        more, counted: further chats for the comparison `drafts`, and its highest number of tokens
+            of a response.
         requests: number of requests at once.
         prompts: repetitions of `PASSAGE` in long prompts.
     """
@@ -61,6 +63,8 @@ class Suite:
     chats: tuple[Chat, ...]
     folder: Callable[[str], Path]
     response: int
+    more: tuple[Chat, ...] = ()
+    counted: int = 40
     requests: int = 16
     prompts: tuple[int, ...] = (33, 133)
 
@@ -70,6 +74,8 @@ class Suite:
             self,
             groups=self.groups[:1],
             chats=self.chats[:2],
+            more=(),
+            counted=8,
             response=8,
             requests=4,
             prompts=(2,),
@@ -111,9 +117,10 @@ def real() -> Suite:
     """Return the members that ``make real`` fetches, with questions for assistants."""
     return Suite(
         (("smollm", "qwen"), ("smollm", "gemma", "qwen")),
-        tuple([{"role": "user", "content": text}] for text in QUESTIONS),
+        _chats(QUESTIONS),
         lambda name: real_folders(ALL)[name],
         response=24,
+        more=_chats(CHATS),
     )
 
 
@@ -126,9 +133,14 @@ def large() -> Suite:
             ("smollm", "qwen-1.5b"),
             ("smollm", "qwen", "qwen-1.5b"),
         ),
-        chats=tuple([{"role": "user", "content": text}] for text in CHATS),
+        chats=_chats(CHATS),
         response=64,
+        more=_chats(QUESTIONS),
     )
+
+
+def _chats(questions: Sequence[str]) -> tuple[Chat, ...]:
+    return tuple([{"role": "user", "content": text}] for text in questions)
 
 
 def gguf_file(name: str, kind: str) -> Path:

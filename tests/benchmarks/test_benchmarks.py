@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from adafuse_llm.embedded.tools import TOOLS
+from adafuse_llm.results import Generation, Usage
 from benchmarks import confidence, embedded, gpu, soak
 from benchmarks.speed.__main__ import main as speed
-from benchmarks.speed.comparisons import COMPARISONS
+from benchmarks.speed.comparisons import COMPARISONS, pass_cost
 from benchmarks.speed.measure import Cost, Counts, Line, table
 from training.dialogues import FORMS, Form, turns_of
 
@@ -36,6 +37,19 @@ def test_costs_are_per_byte_and_lines_are_medians() -> None:
         "| time | one | 0.75 | 0.50 to 1.50 |",
         "| time | other | 2.00 |  |",
     ]
+
+
+@pytest.mark.quick
+def test_a_further_token_adds_its_share_of_a_pass_by_size_and_prompts_are_free() -> None:
+    usage = Usage(
+        prompt_tokens={"one": 8, "two": 9},
+        completion_tokens={"one": 5, "two": 5},
+        forward_passes={"one": 10, "two": 4},
+        tokens_processed={"one": 30, "two": 13},
+        cached_tokens={"one": 0, "two": 0},
+    )
+    answer = Generation(text="12345678", rounds=(), finish_reason="stop", usage=usage)
+    assert pass_cost(answer, {"one": 1, "two": 10}, 0.5) == (10 + 0.5 * 12 + 10 * 4) / 8
 
 
 @pytest.mark.slow
