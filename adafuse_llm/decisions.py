@@ -212,7 +212,7 @@ def _answer(
 ) -> Answer:
     # average over the orders to get the answer of each member
     options, weights = read[0][0], fit.weights
-    means, mass, warnings = {}, {}, []
+    means, mass, swayed, warnings = {}, {}, [], []
     for member in weights:
         rows = [label_logprobs(member, order, scores) for order, scores in read]
         if any(-math.inf in row.values() for row in rows):
@@ -221,6 +221,8 @@ def _answer(
             warnings.append(f"member {member!r} takes no part: {why}")
             continue
         mass[member] = math.fsum(math.exp(p) for row in rows for p in row.values()) / len(rows)
+        if len({max(options, key=row.__getitem__) for row in rows}) > 1:
+            swayed.append(member)
         means[member] = {each: math.fsum(row[each] for row in rows) / len(rows) for each in options}
     # average over the members to get the answer of all
     least = max((weights[name] for name in means), default=0.0) if rule == LARGEST else 0.0
@@ -244,6 +246,7 @@ def _answer(
         probabilities=probabilities,
         members={member: _normalized(own) for member, own in means.items()},
         mass=mass,
+        swayed=tuple(swayed),
         warnings=tuple(warnings),
         is_sure=is_sure,
     )

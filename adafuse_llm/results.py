@@ -331,6 +331,7 @@ class Answer(_Result):
             labels (letters or numbers before the options) takes no part, and is absent.
         mass: probability of all labels together, by member: the mean over the orders of the
             options. A member with a low mass would rather write something else.
+        swayed: members whose likeliest option changes with the order of the options.
         warnings: which members take no part, and which deciding members have little mass.
         is_sure: whether all members with a weight took part, and the confidence is at least the
             threshold of the calibration. None without a threshold.
@@ -339,6 +340,7 @@ class Answer(_Result):
     probabilities: dict[str, float]
     members: dict[str, dict[str, float]]
     mass: dict[str, float]
+    swayed: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     is_sure: bool | None = None
 

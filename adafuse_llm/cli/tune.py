@@ -22,6 +22,7 @@ from rich.text import Text
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
+    Answer,
     InvalidInputError,
     RequestCancelledError,
     __version__,
@@ -170,13 +171,12 @@ def _fit(setup: Setup, flags: Namespace) -> int:
     asked = hashlib.sha256(repr(questions).encode()).hexdigest()
     identity = {"typed questions": asked, **setup.identity(config)}
     with _job(setup, flags, config, identity) as (engine, known, results, cancel, progress):
-        done = {record["line"] for record in known}
-        left = [each for each in questions if each.line not in done]
-        records = decisions.measured(engine, left, cancel)
-        for record in progress.track(records, len(questions), len(done), description="questions"):
-            results.append(record)
-            known.append(record)
-    fit = decisions.fit_measured(questions, known, flags.most_wrong)
+        answers = [*map(Answer.model_validate, known)]
+        new = decisions.measured(engine, questions[len(known) :], cancel)
+        for answer in progress.track(new, len(questions), len(known), description="questions"):
+            results.append(answer.model_dump())
+            answers.append(answer)
+    fit = decisions.fit_decisions(questions, answers, flags.most_wrong)
     found = {"decisions": fit.calibration.model_dump()}
     comment = f"--decide, {fit.questions} questions, {fit.accuracy.shown()} % right\n"
     written = _file_options(setup, setup.file.strategy, found)
@@ -279,10 +279,8 @@ def _shown(result: tuning.Tuning, options: dict[str, Any], output: Path) -> Grou
 
 
 def _shown_fit(fit: decisions.DecisionFit, most_wrong: float, output: Path) -> Group:
-    calibration, table = (
-        fit.calibration,
-        _table("", "right, %", "weight", "changes with the order, %"),
-    )
+    calibration = fit.calibration
+    table = _table("", "right, %", "weight", "changes with the order, %")
     for name, right in fit.alone.items():
         weight, changes = calibration.weights[name], fit.flips[name].shown()
         table.add_row(printable(name), right.shown(), f"{weight:.2f}", changes)

@@ -2,7 +2,7 @@
 
 `read_labeled` reads the questions, `measured` asks the members, and `fit_decisions` fits a
 `DecisionCalibration` to their answers. The order of the options needs no coefficient, because the
-log-probabilities are means over all orders.
+members' probabilities are means over all orders.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import math
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm import decisions as typed
 from adafuse_llm.adapters.questions import as_text, to_question
 from adafuse_llm.calibration import DecisionCalibration
+from adafuse_llm.decisions import Question, state_text
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import DecodingError, InvalidInputError, short_list, short_repr
 from adafuse_llm.evaluation import confidence
@@ -28,11 +27,10 @@ from adafuse_llm.evaluation.comparison import Score, share
 from adafuse_llm.evaluation.confidence import FOLDS, Array, Coverage
 from adafuse_llm.evaluation.files import Line, read_lines
 from adafuse_llm.evaluation.parallel import in_order
+from adafuse_llm.results import Answer
 
 WORTH = 1.92  # what a member must add to the log-likelihood: p < 0.05 in a likelihood-ratio test
 LEAST = 2e-3  # smallest coefficient of a chosen member, or sum of all if no member helps
-
-Record: TypeAlias = dict[str, Any]
 
 
 class DecisionFit(BaseModel):
@@ -72,7 +70,7 @@ class Labeled:
     """A typed question about a state, its right option, and its line in the file."""
 
     state: str
-    question: typed.Question
+    question: Question
     right: str
     line: int = 0
 
@@ -102,13 +100,14 @@ def _labeled(line: Line) -> Labeled:
     options = line.item.get("options")
     kind = line.item.get("type", "predicate" if options is None else "choice")
     question = to_question({"type": kind, "instructions": line.question, "criteria": options})
-    right, names = as_text(line.label), question.orders(1)[0]
-    if right not in names:
+    state = state_text(line.item.get("state"), 'its "state"')
+    labeled = Labeled(state, question, as_text(line.label), line.number)
+    if labeled.right not in labeled.options:
         raise InvalidInputError(
-            f'its "answer" must be one of {short_list(names)}; got {short_repr(line.label)}'
+            f'its "answer" must be one of {short_list(labeled.options)}; got '
+            f"{short_repr(line.label)}"
         )
-    state = typed.state_text(line.item.get("state"), 'its "state"')
-    return Labeled(state, question, right, line.number)
+    return labeled
 
 
 def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str], list[int]]:
@@ -137,60 +136,41 @@ def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str]
 
 def measured(
     engine: AdaFuseEngine, questions: Iterable[Labeled], cancel: Event
-) -> Generator[Record]:
-    """Ask the members, and yield a record of JSON data for every question.
+) -> Generator[Answer]:
+    """Ask the members, and yield their answers in order, without a calibration.
 
-    A record has the question's line and, by member, log-probabilities, [orders, options].
+    Raises:
+        DecodingError: a member cannot answer a question.
     """
+    names = engine.config.member_weights(engine.members)
 
-    def read(asked: Labeled) -> Record:
-        named = {f"line {asked.line}": asked.question}
-        requests, _ = typed.ask(engine, [asked.state], named, {"cancel": cancel})
-        scores, orders = engine.open(requests).results(), asked.question.orders(None)
-        rows: dict[str, list[list[float]]] = {}
-        for member in engine.config.member_weights(engine.members):
-            found = [
-                typed.label_logprobs(member, *each) for each in zip(orders, scores, strict=True)
-            ]
-            rows[member] = [[each[option] for option in asked.options] for each in found]
-            if -math.inf in itertools.chain(*rows[member]):
-                raise DecodingError(
-                    f"line {asked.line}: member {member!r} gives an option no probability. Leave "
-                    "it out with --use."
-                )
-        return {"line": asked.line, "logprobs": rows}
+    def read(asked: Labeled) -> Answer:
+        question = {f"line {asked.line}": asked.question}
+        decision = engine.decide(asked.state, question, decisions=None, cancel=cancel)
+        (answer,) = decision.values()
+        if len(answer.members) < len(names):
+            raise DecodingError(f"line {asked.line}: {answer.warnings[0]}. Leave it out with --use")
+        return answer
 
     return in_order(read, questions, engine.runtime.max_requests, cancel)
 
 
-def fit_measured(
-    questions: Sequence[Labeled], records: Sequence[Record], most_wrong: float
-) -> DecisionFit:
-    """Call `fit_decisions` with the records that `measured` has yielded."""
-    read = {record["line"]: record["logprobs"] for record in records}
-    logprobs = [np.array([*read[each.line].values()]).swapaxes(0, 1) for each in questions]
-    return fit_decisions([*records[0]["logprobs"]], questions, logprobs, most_wrong)
-
-
 def fit_decisions(
-    members: Sequence[str],
-    questions: Sequence[Labeled],
-    logprobs: Sequence[Array],
-    most_wrong: float = 5.0,
+    questions: Sequence[Labeled], answers: Sequence[Answer], most_wrong: float = 5.0
 ) -> DecisionFit:
     """Fit a calibration. If all questions have the same options, each option gets an intercept.
 
     Args:
-        members: names of the members.
         questions: the questions. Questions about the same state are in the same fold.
-        logprobs: the log-probabilities of each question, [orders, members, options].
+        answers: the answer to each question, in which all members took part.
         most_wrong: percentage of the answers at or above the threshold that may be wrong.
 
     Raises:
         InvalidInputError: there are too few questions for a fit.
     """
     right, labels, states = _columns(questions)
-    table = _table([each.mean(axis=0) for each in logprobs], len(labels))
+    members = [*answers[0].members]
+    table = _table(members, answers, len(labels))
     fold = np.random.default_rng(1).permutation(max(states) + 1)[states] % FOLDS
 
     def tested(allowed: Sequence[int]) -> Array:
@@ -214,7 +194,6 @@ def fit_decisions(
         intercepts=dict(zip(labels, intercepts.tolist(), strict=True)),
         threshold=enough[-1].confidence if enough else None,
     )
-    orders = {name: [each[:, n] for each in logprobs] for n, name in enumerate(members)}
     return DecisionFit(
         calibration=calibration,
         questions=len(right),
@@ -225,20 +204,12 @@ def fit_decisions(
         curve=points,
         coverage=enough[-1].answered if enough else 0,
         beta=_share(np.all(~hits, axis=0)),
-        flips={name: flips(each) for name, each in orders.items()},
+        flips={name: _share([name in each.swayed for each in answers]) for name in members},
     )
 
 
-def flips(orders: Sequence[Array]) -> Score:
-    """Return the share of questions whose likeliest option changes with the options' order.
-
-    For every question, `orders` has log-probabilities, [orders, options].
-    """
-    return _share(np.array([np.ptp(each.argmax(axis=1)) > 0 for each in orders]))
-
-
-def _share(hits: NDArray[np.bool_]) -> Score:
-    return share(int(hits.sum()), len(hits))
+def _share(hits: Sequence[bool] | NDArray[np.bool_]) -> Score:
+    return share(int(np.sum(hits)), len(hits))
 
 
 def _bound(point: Coverage, questions: int) -> float:
@@ -250,17 +221,19 @@ def _bound(point: Coverage, questions: int) -> float:
     return 100 - share(round(size * point.right.value / 100), size, tail=0.005).low
 
 
-def _table(logprobs: Sequence[Array], labels: int) -> Array:
+def _table(members: Sequence[str], answers: Sequence[Answer], labels: int) -> Array:
     """Return the features of the options, [questions, options, members + labels].
 
     They are each member's log-probabilities minus their mean, and 1 for the option's own label.
     Where a question has fewer options than others, the features are NaN.
     """
-    most = max(each.shape[1] for each in logprobs)
-    table = np.full((len(logprobs), most, len(logprobs[0]) + labels), np.nan)
-    for row, each in zip(table, logprobs, strict=True):
-        row[: each.shape[1], : len(each)] = (each - each.mean(axis=1, keepdims=True)).T
-        row[:, len(each) :] = np.eye(most, labels)
+    most = max(len(each.probabilities) for each in answers)
+    table = np.full((len(answers), most, len(members) + labels), np.nan)
+    for row, answer in zip(table, answers, strict=True):
+        likely = np.array([[*answer.members[name].values()] for name in members])
+        known = np.log(np.maximum(likely, 1e-300))  # [members, options]; some may have rounded to 0
+        row[: known.shape[1], : len(known)] = (known - known.mean(axis=1, keepdims=True)).T
+        row[:, len(known) :] = np.eye(most, labels)
     return table
 
 

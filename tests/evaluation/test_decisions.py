@@ -1,43 +1,52 @@
 """Fits of decisions: weights, temperature, intercepts, and what they are worth."""
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from adafuse_llm import Choice, InvalidInputError, Predicate, Score
-from adafuse_llm.evaluation.confidence import Array
+from adafuse_llm import Answer, Choice, InvalidInputError, Predicate, Score
+from adafuse_llm.evaluation.confidence import softmax
 from adafuse_llm.evaluation.decisions import Labeled, fit_decisions, read_labeled
 
-YES_OR_NO = Predicate("Is it?")
+MEMBERS = ("oak", "elm", "ash")
 
 
-def labeled(rights: list[int], options: int = 2) -> list[Labeled]:
-    """Questions about different states."""
-    names = [f"option {number}" for number in range(options)]
-    question = YES_OR_NO if options == 2 else Choice("Which?", names)
-    known = question.orders(1)[0]
-    return [Labeled(str(number), question, known[right]) for number, right in enumerate(rights)]
+def answered(*likely: Sequence[float], swayed: tuple[str, ...] = ()) -> Answer:
+    """An answer with the probabilities of the first members."""
+    named: Any = zip(MEMBERS, likely, strict=False)
+    members = {name: dict(zip("abcd", own, strict=False)) for name, own in named}
+    return Answer(probabilities=members["oak"], members=members, mass={}, swayed=swayed)
+
+
+def labeled(rights: Sequence[int], states: int = 400) -> list[Labeled]:
+    """Questions with the answer yes or no about a number of states."""
+    names = [("yes", "no")[right] for right in rights]
+    return [Labeled(str(n % states), Predicate("Is it?"), name) for n, name in enumerate(names)]
 
 
 def drawn(
     options: int, scales: tuple[float, ...], bias: float = 0.0
-) -> tuple[list[Labeled], list[Array]]:
+) -> tuple[list[Labeled], list[Answer]]:
     """Draw questions: each member knows a part of the truth, times a scale, with a bias."""
     rng = np.random.default_rng(1)
-    logprobs, rights = [], []
+    rights, answers = [], []
     for _ in range(400):
         parts = rng.normal(size=(len(scales), options)) * 1.5
-        known = np.array([scale > 0 for scale in scales])
-        truth = np.exp(parts[known].sum(axis=0))
-        rights.append(int(rng.choice(options, p=truth / truth.sum())))
+        truth = parts[np.array(scales) > 0].sum(axis=0)
+        rights.append(int(rng.choice(options, p=softmax(truth))))
         scores = parts * np.abs(np.array(scales))[:, None] + np.arange(options) * bias
-        logprobs.append((scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))[None])
-    return labeled(rights, options), logprobs
+        answers.append(answered(*softmax(scores)))
+    if options == 2:
+        return labeled(rights), answers
+    question = Choice("Which?", [*"abcd"[:options]])
+    return [Labeled(str(n), question, "abcd"[right]) for n, right in enumerate(rights)], answers
 
 
 def test_a_fit_finds_weights_temperature_and_intercepts() -> None:
-    fit = fit_decisions(["oak", "elm", "ash"], *drawn(2, (2.0, 1.0, -1.0), bias=3.0))
+    fit = fit_decisions(*drawn(2, (2.0, 1.0, -1.0), bias=3.0))
     found = fit.calibration  # the truth: 1/2 of oak and 1 of elm, without a bias
     assert found.weights == pytest.approx({"oak": 1 / 3, "elm": 2 / 3, "ash": 0}, abs=0.07)
     assert found.temperature == pytest.approx(1 / 1.5, abs=0.1)
@@ -50,52 +59,52 @@ def test_a_fit_finds_weights_temperature_and_intercepts() -> None:
 
 def test_questions_can_have_different_numbers_of_options() -> None:
     (few, read), (many, others) = drawn(2, (1.0, -1.0)), drawn(4, (1.0, -1.0))
-    fit = fit_decisions(["oak", "elm"], [*few, *many], [*read, *others])
+    fit = fit_decisions([*few, *many], [*read, *others])
     assert fit.calibration.weights == {"oak": 1, "elm": 0}
     assert fit.calibration.temperature == pytest.approx(1, abs=0.15)
     assert (fit.questions, fit.calibration.intercepts, fit.area) == (800, {}, None)
 
 
 def test_members_that_know_nothing_leave_equal_probabilities() -> None:
-    fit = fit_decisions(["oak", "elm"], *drawn(3, (-1.0, -1.0)))
+    fit = fit_decisions(*drawn(3, (-1.0, -1.0)))
     assert sum(fit.calibration.weights.values()) == pytest.approx(1)
     assert fit.curve[0].confidence < 0.45
     assert (fit.calibration.threshold, fit.coverage) == (None, 0)
 
 
 def test_a_member_that_prefers_wrong_options_does_not_count() -> None:
-    questions, logprobs = drawn(2, (1.0, 0.5))
-    fit = fit_decisions(["oak", "elm"], questions, [each * [[-1], [1]] for each in logprobs])
+    questions, answers = drawn(2, (1.0, 0.5))
+    own = [[[*each.values()] for each in answer.members.values()] for answer in answers]
+    fit = fit_decisions(questions, [answered(oak[::-1], elm) for oak, elm in own])
     assert fit.calibration.weights == {"oak": 0, "elm": 1}
     assert fit.accuracy.value == fit.alone["elm"].value > 60
 
 
 def test_a_member_that_hardly_varies_can_know_everything() -> None:
     rights = [0, 1] * 40
-    fit = fit_decisions(["oak"], labeled(rights), [*(1e-4 * np.eye(2)[rights])[:, None, None]])
+    fit = fit_decisions(labeled(rights), [answered([0.5 - r * 1e-4, 0.5]) for r in rights])
     assert fit.accuracy.value == 100
     assert fit.curve[-1].confidence > 0.9
 
 
 def test_the_threshold_allows_few_enough_wrong_answers() -> None:
     known = drawn(2, (1.0, 1.0))
-    fit = fit_decisions(["oak", "elm"], *known, most_wrong=10)
+    fit = fit_decisions(*known, most_wrong=10)
     at = next(each for each in fit.curve if each.answered == fit.coverage)
     assert at.confidence == fit.calibration.threshold
     assert 90 < at.right.value < 100
     assert at.right.value > fit.accuracy.value
-    assert fit_decisions(["oak", "elm"], *known, most_wrong=40).coverage == 100
+    assert fit_decisions(*known, most_wrong=40).coverage == 100
 
 
 def test_beta_and_flips_count_what_no_choice_and_no_single_order_can_mend() -> None:
-    rights = [0, 1] * 40
-    oak = np.array([[-0.1, -3.0], [-3.0, -0.1]])[rights]
-    oak[:20] = oak[:20, ::-1]  # oak is wrong about 20, and elm about 10 of these and 10 others
-    elm = np.array([[-0.1, -3.0], [-3.0, -0.1]])[rights]
-    elm[10:30] = elm[10:30, ::-1]
-    orders = np.stack([[oak, elm], [oak, elm]])  # [orders, members, questions, options]
-    orders[:, 0, :8] += [[[0, 9]], [[9, 0]]]  # which is far more than the difference
-    fit = fit_decisions(["oak", "elm"], labeled(rights), [*orders.transpose(2, 0, 1, 3)])
+    answers = []
+    for number in range(80):  # oak is wrong about 20, and elm about 10 of these and 10 others
+        oak, elm = ([0.9, 0.1], [0.1, 0.9])[:: -1 if number % 2 else 1]
+        wrong = [number < 20, 10 <= number < 30]
+        own = [(elm if each else oak) for each in wrong]
+        answers.append(answered(*own, swayed=("oak",) if number < 8 else ()))
+    fit = fit_decisions(labeled([0, 1] * 40), answers)
     assert fit.alone["oak"].value == fit.alone["elm"].value == 75
     assert fit.beta.value == 12.5
     assert fit.beta.low < 7 < 21 < fit.beta.high
@@ -103,9 +112,8 @@ def test_beta_and_flips_count_what_no_choice_and_no_single_order_can_mend() -> N
 
 
 def test_a_state_is_in_one_fold_only() -> None:
-    states = [number for number in range(10) for _ in range(6)]
-    questions = [Labeled(str(each), YES_OR_NO, ("yes", "no")[each % 2]) for each in states]
-    fit = fit_decisions(["oak"], questions, [np.zeros((1, 1, 2))] * 60)
+    rights = [number % 2 for number in range(10)] * 6
+    fit = fit_decisions(labeled(rights, states=10), [answered([0.5, 0.5])] * 60)
     assert fit.accuracy.value == 0  # the other states have more of the other label
 
 
@@ -118,10 +126,8 @@ def test_a_state_is_in_one_fold_only() -> None:
     ],
 )
 def test_a_fit_needs_enough_questions(rights: list[int], states: int, message: str) -> None:
-    names = [("yes", "no")[right] for right in rights]
-    questions = [Labeled(str(n % states), YES_OR_NO, name) for n, name in enumerate(names)]
     with pytest.raises(InvalidInputError, match=message):
-        fit_decisions(["oak"], questions, [np.zeros((1, 1, 2))] * len(rights))
+        fit_decisions(labeled(rights, states), [answered([0.5, 0.5])] * len(rights))
 
 
 def test_lines_can_have_a_choice_or_a_scale() -> None:
