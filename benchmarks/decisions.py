@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from adafuse_llm import AdaFuseEngine, Choice, GGUFMember, InvalidInputError, Predicate
+from adafuse_llm import AdaFuseEngine, Answer, Choice, GGUFMember, InvalidInputError, Predicate
 from adafuse_llm.decisions import Question, ask, label_logprobs
 from adafuse_llm.embedded import heldout_questions, member_paths
 from adafuse_llm.evaluation.comparison import share
 from adafuse_llm.evaluation.confidence import Array, area, calibration_error, softmax
-from adafuse_llm.evaluation.decisions import Labeled, fit_decisions, flips
+from adafuse_llm.evaluation.decisions import Labeled, fit_decisions
 from adafuse_llm.evaluation.files import Results
 from benchmarks.real.members import ALL, real_files
 
@@ -212,6 +212,7 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
             reads.append(table.reshape(-1, len(members), len(options)))
             questions.append(Labeled(f"group {case.group}", question, right))
     means = [each.mean(axis=0) for each in reads]
+    answers = [_answer(members, each) for each in reads]
     rights = [each.options.index(each.right) for each in questions]
     rows = [HEADS]
 
@@ -228,7 +229,8 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
 
     for number, member in enumerate(members):
         own = [each[:, number] for each in reads]
-        add(f"{member}, one order", [softmax(each[0]) for each in own], flips(own).shown())
+        changed = share(sum(member in each.swayed for each in answers), len(answers)).shown()
+        add(f"{member}, one order", [softmax(each[0]) for each in own], changed)
         add(f"{member}, all orders", [softmax(each.mean(axis=0)) for each in own])
     add("equal weights, log-probabilities", [softmax(each.mean(axis=0)) for each in means])
     add("equal weights, probabilities", [softmax(each).mean(axis=(0, 1)) for each in reads])
@@ -236,7 +238,7 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
     wrong = share(sum(not any(each) for each in hits), len(hits)).shown()
     notes = [f"{task}: all members are wrong: {wrong} %"]
     with suppress(InvalidInputError):  # there are too few questions for a fit
-        fit = fit_decisions(members, questions, reads)
+        fit = fit_decisions(questions, answers)
         shown = fit.area.shown() if fit.area else ""
         cells = [fit.accuracy.shown(), shown, f"{fit.error:.1f}", "0.0"]
         rows.append(f"| {task}, {len(reads)} | fitted | {' | '.join(cells)} |")
@@ -244,13 +246,24 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
         groups = np.array([int(each.state.split()[1]) for each in questions])
         half = groups < np.median(np.unique(groups))
         halves = (half.tolist(), (~half).tolist())
-        notes += [_halved(members, questions, reads, each) for each in halves]
+        notes += [_halved(questions, answers, reads, each) for each in halves]
     return "\n".join([*rows, "", *notes, ""])
 
 
+def _answer(members: Sequence[str], read: Array) -> Answer:
+    """Return the answer whose log-probabilities are `read`, [orders, members, options]."""
+    likely = {
+        name: {str(option): float(p) for option, p in enumerate(own)}
+        for name, own in zip(members, softmax(read.mean(axis=0)), strict=True)
+    }
+    changes = np.ptp(read.argmax(axis=2), axis=0) > 0  # [members]
+    swayed = tuple(itertools.compress(members, changes))
+    return Answer(probabilities=likely[members[0]], members=likely, mass={}, swayed=swayed)
+
+
 def _halved(
-    members: Sequence[str],
     questions: Sequence[Labeled],
+    answers: Sequence[Answer],
     reads: Sequence[Array],
     half: Sequence[bool],
 ) -> str:
@@ -258,7 +271,7 @@ def _halved(
     known = [n for n, is_known in enumerate(half) if is_known]
     rest = [n for n, is_known in enumerate(half) if not is_known]
     labeled = [replace(questions[n], state=str(n)) for n in known]  # no folds are needed here
-    fit = fit_decisions(members, labeled, [reads[n] for n in known]).calibration
+    fit = fit_decisions(labeled, [answers[n] for n in known]).calibration
     weights = np.array([*fit.weights.values()])
     sure, is_right = list[float](), list[bool]()
     for n in rest:
