@@ -266,12 +266,13 @@ class Command:
                 "such as vllm+http://host:8000/NAME. Repeatable. Default: the embedded members.",
                 dest="models",
             )
-            parser.flag(
-                "--strategy NAME",
-                "Strategy that chooses the next piece of text: "
-                f"{', '.join((AUTO, *NAMED))}, or the place of your own, such as "
-                "mypackage.mymodule:MyStrategy.",
-            )
+            if "strategy" not in self.unused:
+                parser.flag(
+                    "--strategy NAME",
+                    "Strategy that chooses the next piece of text: "
+                    f"{', '.join((AUTO, *NAMED))}, or the place of your own, such as "
+                    "mypackage.mymodule:MyStrategy.",
+                )
             for name, (usage, text) in DECODING.items():
                 if name not in (*self.refused, *self.unused):
                     parser.flag(usage, text, dest=name)
@@ -288,8 +289,8 @@ class Command:
         text = "Any other option, such as revision=main. Repeatable."
         if self.kinds:
             text = (
-                "Any other option, such as max_words=2, 'regex=[0-9]+' or 'weights={wren: 2, "
-                "heron: 1}'. The value is YAML, except for a regex or a grammar. Repeatable."
+                "Any other option, such as revision=main or 'weights={wren: 2, heron: 1}'. The "
+                "value is YAML, except for a regex or a grammar. Repeatable."
             )
         parser.flag("-o NAME=VALUE", text, dest="options")
         parser.flag("--debug", "Show tracebacks, and the logs of libraries.")

@@ -13,7 +13,6 @@ from adafuse_llm.cli.ask import EMBEDDED
 from adafuse_llm.cli.common import Command, Parser, Setup
 from adafuse_llm.cli.terminal import print_json, stderr_console, stdout_console, tell
 from adafuse_llm.decisions import DecideOptions, Question
-from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.evaluation.files import read_text
 from adafuse_llm.report.styles import looks, percent, printable
 
@@ -26,6 +25,11 @@ def add_flags(parser: Parser) -> None:
     parser.flag(
         "--level TEXT", "Level of a scale, upwards. Repeatable.", action="append", default=[]
     )
+    parser.flag(
+        "--orders N",
+        "Maximum number of orders in which members read the options. Default: all rotations of up "
+        "to four options; for more, one order and its reverse.",
+    )
     parser.flag("--json", "Print one JSON object.")
 
 
@@ -35,12 +39,9 @@ def decide(setup: Setup, flags: Namespace) -> int:
     Without --choice and --level, the options are yes and no.
     """
     question = _question(flags)
-    has_weights = any(each.partition("=")[0].strip() == "weights" for each in flags.options)
-    if has_weights and setup.file.decisions is not None:
-        raise InvalidOptionError(
-            "option 'weights': the calibration in --config has weights of its own. Leave one of "
-            "them out (-o decisions=null leaves out the calibration)."
-        )
+    options: DecideOptions = {"orders": flags.orders}
+    if any(each.partition("=")[0].strip() == "weights" for each in flags.options):
+        options["weights"] = setup.file.weights  # which override a calibration in --config
     if flags.state is None and sys.stdin.isatty():
         raise InvalidInputError("pass --state FILE, or send a text to stdin")
     state = sys.stdin.read() if flags.state is None else read_text(flags.state)
@@ -48,8 +49,8 @@ def decide(setup: Setup, flags: Namespace) -> int:
     if setup.is_embedded:
         tell(EMBEDDED)
     with setup.load() as engine, stderr_console().status("reading the text"):
-        decision = engine.decide(state, {"the question": question})
-    answer = decision["the question"]
+        decision = engine.decide(state, {"question": question}, **options)
+    answer = decision["question"]
     for warning in answer.warnings:
         tell(warning)
     if flags.json:
@@ -86,5 +87,5 @@ COMMAND = Command(
     decide,
     add_flags,
     "QUESTION",
-    unused=AdaFuseConfig.model_fields.keys() - DecideOptions.__annotations__.keys(),
+    unused={"strategy", *AdaFuseConfig.model_fields} - DecideOptions.__annotations__.keys(),
 )

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, Choice
 from tests.support.commands import adafuse
 from tests.support.deciding import deciding_engine
 
 pytestmark = pytest.mark.quick
 
 ASKED = ("decide", "Which team?", "--choice", "billing", "--choice", "technical")
+TEXT = "A technical fault."
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +26,15 @@ def loaded(monkeypatch):
     return engines
 
 
-def test_bars_show_how_likely_each_member_finds_each_option(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("{max_words: 2, decisions: {weights: {oak: 1, elm: 0}, threshold: 0.9}}")
-    done = adafuse(*ASKED, "--config", file, input="A technical fault.")
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("{max_words: 2, decisions: {weights: {oak: 1, elm: 0}, threshold: 0.9}}")
+    return path
+
+
+def test_bars_show_how_likely_each_member_finds_each_option(file):
+    done = adafuse(*ASKED, "--config", file, input=TEXT)
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
     shown = [(" ".join(line[:-3]), line[-2], line[-3].count("█")) for line in lines[4:7]]
     together = ("technical together", "83.3", 25)
@@ -36,24 +42,32 @@ def test_bars_show_how_likely_each_member_finds_each_option(tmp_path):
     assert "technical, with confidence 83.3 %\nIt is below the threshold" in done.stdout
 
 
-def test_an_answer_can_be_a_level_or_json(tmp_path):
-    file = tmp_path / "state.txt"
-    file.write_text("They are angry.")
-    flags = ("--level", "quiet", "--level", "angry", "--use", "oak", "--state", file)
-    done = adafuse("decide", "How angry?", *flags)
+def test_orders_and_weights_apply_instead_of_the_calibration(file):
+    flags = ("--orders", "1", "-o", "weights=[1, 2]", "--config", file, "--json")
+    shown = json.loads(adafuse(*ASKED, *flags, input=f"{TEXT}\n").stdout)
+    team = {"team": Choice("Which team?", ["billing", "technical"])}
+    expected = deciding_engine().decide(TEXT, team, orders=1, weights=[1, 2])
+    answer = expected.model_dump(mode="json", exclude={"answers"})
+    answer |= expected["team"].model_dump(mode="json")
+    assert shown == {"question": "Which team?", "answer": "technical", **answer}
+
+
+def test_an_answer_can_be_a_level(tmp_path):
+    (tmp_path / "state.txt").write_text("They are angry.")
+    flags = ("--level", "quiet", "--level", "angry", "--state", tmp_path / "state.txt")
+    done = adafuse("decide", "How angry?", *flags, "--use", "oak")
     assert "angry, with confidence 83.3 %; expected level 0.83, from 0 to 1" in done.stdout
-    shown = json.loads(adafuse("decide", "How angry?", *flags, "--json").stdout)
-    assert (shown["answer"], shown["probabilities"]["quiet"]) == ("angry", pytest.approx(1 / 6))
 
 
-def test_what_cannot_be_used_is_refused_before_anything_is_loaded(loaded):
-    fit = "decisions={weights: {oak: 1, elm: 1}}"
-    for flags, named in (
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
         (("--level", "a"), "--level"),
+        (("--strategy", "single"), "--strategy"),
         (("-o", "max_words=2"), "max_words"),
         (("--state", "none.txt"), "none.txt"),
-        (("-o", fit, "-o", "weights=[1, 2]"), "has weights of its own"),
-    ):
-        done = adafuse(*ASKED, *flags, input="It fails.")
-        assert (done.exit_code, named in done.stderr) == (2, True)
-    assert not loaded
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_loaded(loaded, flags, named):
+    done = adafuse(*ASKED, *flags, input=TEXT)
+    assert (done.exit_code, named in done.stderr, loaded) == (2, True, [])
