@@ -19,9 +19,8 @@ first, so the order in which the caller lists them changes no answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from string import ascii_uppercase
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -123,9 +122,7 @@ def ask(
         )
     if isinstance(states, (str, Mapping)):
         raise InvalidInputError(f"pass a list of states; got {short_repr(states)}")
-    known = DecideOptions.__annotations__
-    if unknown := [name for name in given if name not in known]:
-        raise InvalidOptionError(f"decide has no option {unknown[0]!r}; it has {', '.join(known)}")
+    check_options(given)
     options: dict[str, Any] = {**given, "continue_final_message": True}
     most = options.pop("orders", None)
     if most is not None and (not isinstance(most, int) or most < 1):
@@ -135,14 +132,14 @@ def ask(
     is_fitted = all(given.get(name) is None for name in NOT_FITTED)
     rule, fit = _rule(engine, config, config.decisions if is_fitted else None)
     asking = replace(asking, options={**asking.options, "decisions": None})
-    orders = [(name, order) for name, each in questions.items() for order in each.orders(most)]
+    orders = {name: each.orders(most) for name, each in questions.items()}
 
     # write the prompts with the state first, so that members read it once
     requests = []
     for number, state in enumerate(states):
         what = f"state {number}" if len(states) > 1 else "the state"
         text = state_text(state, what)
-        for name, order in orders:
+        for name, order in ((each, order) for each in orders for order in orders[each]):
             prompt = {"role": "user", "content": questions[name].prompt(text, order)}
             messages = [prompt, {"role": "assistant", "content": "Answer:"}]
             texts = [form for label in _labels(len(order)) for form in (label, f" {label}")]
@@ -150,19 +147,23 @@ def ask(
             requests.append(replace(asking, name=place, messages=messages, texts=texts))
 
     def decisions(scores: Sequence[Scores]) -> list[Decision]:
-        decided = []
-        for start in range(0, len(scores), len(orders)):
-            own = scores[start : start + len(orders)]
-            read = groupby(zip(orders, own, strict=True), key=lambda each: each[0][0])
-            answers = {
-                name: _answer([(order, each) for (_, order), each in of_name], rule, fit)
-                for name, of_name in read
-            }
-            usage = total_usage(own, len(own))
+        rest, decided = iter(scores), []
+        for _ in states:
+            read = {name: [(order, next(rest)) for order in own] for name, own in orders.items()}
+            answers = {name: _answer(own, rule, fit) for name, own in read.items()}
+            used = [each for own in read.values() for _, each in own]
+            usage = total_usage(used, len(used))
             decided.append(Decision(answers=answers, usage=usage, strategy=rule))
         return decided
 
     return requests, decisions
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Raise an InvalidOptionError if a name is none of `DecideOptions`."""
+    known = DecideOptions.__annotations__
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidOptionError(f"decide has no option {unknown[0]!r}; it has {', '.join(known)}")
 
 
 def _rule(

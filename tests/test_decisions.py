@@ -105,9 +105,10 @@ def test_no_answer_changes_with_the_order_of_its_options(
 
 def test_a_preference_for_a_letter_cancels_over_all_orders() -> None:
     fair = {"dog": 0.4, "cat": 0.3, "owl": 0.2, "fox": 0.1}
-    engine = AdaFuseEngine([knowing("oak", fair, favor=[1, 2, 4, 8])])
-    answer = engine.decide("A state.", {"pet": Choice("Which?", [*fair])})["pet"]
+    members = [knowing("oak", fair, favor=[1, 2, 4, 8]), knowing("elm", fair)]
+    answer = AdaFuseEngine(members).decide("A state.", {"pet": Choice("Which?", [*fair])})["pet"]
     assert answer.probabilities == pytest.approx(fair)
+    assert answer.swayed == ("oak",)
 
 
 def test_many_options_have_numbers_as_labels() -> None:

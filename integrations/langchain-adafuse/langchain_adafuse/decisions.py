@@ -14,8 +14,9 @@ from typing_extensions import Self
 
 from adafuse_llm import Decision
 from adafuse_llm.adapters.conversation import to_conversation
+from adafuse_llm.adapters.options import TRANSPORT
 from adafuse_llm.adapters.questions import to_answer, to_question
-from adafuse_llm.decisions import Question, state_text
+from adafuse_llm.decisions import Question, check_options, state_text
 from adafuse_llm.errors import InvalidInputError
 from langchain_adafuse._calls import langchains_error, usage_metadata
 from langchain_adafuse._messages import to_turn
@@ -33,7 +34,7 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
     """A LangChain decision model backed by an ensemble of local language models.
 
     The fields for members are those of `ChatAdaFuse`. The options are those of
-    `AdaFuseEngine.decide`, which also explains the answers and the errors. Other options have no
+    `AdaFuseEngine.decide`, which also explains the answers and the errors. Other fields have no
     effect. Every call can override the options. `decisions` override the model's `weights`, but the
     `weights` of a call override `decisions`. A state is text, JSON or messages, without images.
     """
@@ -67,11 +68,13 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
         model: Any = super(AdaFuseDecisions, self._for_call(None, kwargs))
         return await model.ainvoke(input, config)  # type: ignore[no-any-return]
 
+    @langchains_error()
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
+        given = {name for name, value in overrides.items() if value is not None}
+        check_options(given - {"model", *TRANSPORT})
         model = super()._for_call(stop, overrides)
-        if overrides.get("weights") is None:
-            return model
-        return model.model_copy(update={"decisions": None})  # which has weights of its own
+        # a call's weights override a calibration, which has weights of its own
+        return model.model_copy(update={"decisions": None}) if "weights" in given else model
 
     def _classify(self, state: lc.State, questions: dict[str, lc.Question]) -> AdaFuseResponse:
         asked = self._asked(state, questions)
@@ -86,8 +89,11 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
         with langchains_error():
             return self._response(asked["questions"], await engine.adecide(**asked))
 
-    def _asked(self, state: lc.State, questions: Mapping[str, lc.Question]) -> dict[str, Any]:
-        sent = {name: to_question(_to_plain(each.model_dump())) for name, each in questions.items()}
+    def _asked(self, state: lc.State, questions: Mapping[str, Any]) -> dict[str, Any]:
+        sent = {
+            name: each if isinstance(each, Question) else to_question(_to_plain(each.model_dump()))
+            for name, each in questions.items()
+        }
         more = {"orders": self.orders, "timeout": self.timeout}
         return {**self._decide_options, **more, "state": _to_plain(state), "questions": sent}
 

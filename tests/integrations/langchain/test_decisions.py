@@ -8,6 +8,7 @@ from langchain_core.decisions import Box, Choice, Noul, NoulCriteria, Question, 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import ConfigurableField, RunnableBranch
 from langchain_core.tracers import LangChainTracer
+from langgraph.graph import START, StateGraph
 from langsmith import Client
 
 import adafuse_llm
@@ -49,6 +50,7 @@ def asked(state: Any = STATE, questions: Any = QUESTIONS) -> Any:
 def test_the_answers_are_those_of_the_engine_in_langchains_types(model, engine):
     response, decision = model.invoke(asked()), engine.decide(STATE, SAME)
     assert response.decision == decision
+    assert response == model.invoke(asked(questions=SAME))
     assert response.nouls["urgent"].noul == decision["urgent"].probability > 0.5
     team, mood = response.choices["team"], response.scores["mood"]
     assert (team.choice, team.confidence) == ("billing", decision["team"].confidence)
@@ -58,17 +60,22 @@ def test_the_answers_are_those_of_the_engine_in_langchains_types(model, engine):
     assert response.model == model.model == "oak+elm"
 
 
-async def test_it_routes_branches(model):
+async def test_a_branch_is_an_edge_of_a_graph(model):
     chain = (
-        (lambda text: asked(text, {"team": TEAM}))
+        (lambda told: asked(told["text"], {"team": TEAM}))
         | model
         | RunnableBranch(
             (lambda found: found.choices["team"].choice == "billing", lambda _: "billing"),
             lambda _: "technical",
         )
     )
-    texts = ["My invoice is late.", "A technical error."]
-    assert chain.batch(texts) == await chain.abatch(texts) == ["billing", "technical"]
+    graph = StateGraph(dict).add_conditional_edges(START, chain)
+    for team in ("billing", "technical"):
+        graph.add_node(team, lambda _, team=team: {"team": team})
+    states = [{"text": "My invoice is late."}, {"text": "A technical error."}]
+    routed = graph.compile().batch(states)
+    assert routed == [{"team": "billing"}, {"team": "technical"}]
+    assert await chain.abatch(states) == [each["team"] for each in routed]
 
 
 def test_traces_have_the_usage_and_the_model(model):
@@ -112,8 +119,9 @@ def test_options_can_be_bound_and_read_from_a_file(model, engine, tmp_path):
     ):
         found: Any = bound.invoke(asked())
         assert (found.model, found.decision) == ("elm", expected)
-    with pytest.raises(InvalidOptionError, match="'orders'"):
-        model.invoke(asked(), orders=0)
+    for option, value in (("orders", 0), ("max_words", 2)):
+        with pytest.raises(InvalidOptionError, match=f"'{option}'"):
+            model.invoke(asked(), **{option: value})
     path = tmp_path / "config.yaml"
     path.write_text("{weights: [1, 0], max_new_tokens: 8, decisions: {weights: {oak: 1, elm: 0}}}")
     loaded: Any = AdaFuseDecisions.from_config(path, members=None, engine=engine)
