@@ -9,8 +9,9 @@ from llama_index.core.query_engine import CustomQueryEngine, RouterQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import QueryEngineTool
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseRelevance, AdaFuseSelector
+from pydantic import ValidationError
 
-from adafuse_llm import InvalidInputError
+from adafuse_llm import InvalidInputError, InvalidOptionError
 from tests.support.deciding import deciding_engine
 
 DESCRIPTIONS = ["prices for visitors", "founders and\ndirectors of museums", "opening hours"]
@@ -58,8 +59,10 @@ def test_the_options_of_the_llm_apply_to_decisions(llm):
 
 
 @pytest.mark.parametrize("kind", [AdaFuseSelector, AdaFuseRelevance])
-def test_an_llm_is_passed_whole_or_as_its_fields(kind, llm):
+def test_an_llm_is_passed_whole_or_as_its_fields_with_a_threshold(kind, llm):
     kind(engine=llm.engine)
+    with pytest.raises((InvalidOptionError, ValidationError), match="threshold"):
+        kind(llm=llm, threshold=1.01)
     with pytest.raises(InvalidInputError, match="use"):
         kind(llm=llm, use=["elm"])
     with pytest.raises(InvalidInputError, match="engine="):

@@ -15,7 +15,7 @@ from llama_index.llms.adafuse.base import AdaFuseLLM
 
 from adafuse_llm import Answer, Choice, Predicate
 from adafuse_llm.decisions import Question
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 
 
 class AdaFuseSelector(BaseSelector):
@@ -34,6 +34,8 @@ class AdaFuseSelector(BaseSelector):
     def __init__(
         self, llm: AdaFuseLLM | None = None, threshold: float = 1.0, **fields: Any
     ) -> None:
+        if not 0 <= threshold <= 1:
+            raise InvalidOptionError(f"threshold must be from 0 to 1; got {threshold!r}")
         self._llm = _model(llm, fields)
         self._threshold = threshold
 
