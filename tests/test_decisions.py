@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Mapping, Sequence
+import re
 from typing import Any
 
 import pytest
@@ -16,14 +16,13 @@ from adafuse_llm import (
     AdaFuseEngine,
     Choice,
     ContextWindowError,
-    Decision,
     DecodingError,
     InvalidInputError,
     Predicate,
     RemoteEngine,
     Score,
 )
-from adafuse_llm.backends import Backend, FakeBackend
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.decisions import ask, state_text
 from adafuse_llm.serving import create_app
 from tests.support import models
@@ -51,18 +50,6 @@ def moody(name: str, parameters: int | None = None) -> FakeBackend:
     member = FakeBackend(name, rule, FORMS)
     member.parameters = parameters
     return member
-
-
-def knowing(name: str, worth: Mapping[str, float], favor: Sequence[float] = (1,) * 8) -> Backend:
-    """A member that prefers options by their worth, and letters by how much it favors them."""
-
-    def rule(text: str) -> dict[str, float]:
-        lines = [line.split(":")[0].split(". ", 1) for line in text.splitlines()]
-        options = [line[1] for line in lines if line[0] in LETTERS and line[1:]]
-        labeled = zip(LETTERS, options, favor, strict=False)
-        return {f" {label}": worth.get(each, 1.0) * bias / 100 for label, each, bias in labeled}
-
-    return FakeBackend(name, rule, FORMS)
 
 
 def test_one_member_with_one_order_equals_a_plain_forward_pass() -> None:
@@ -105,10 +92,16 @@ def test_no_answer_changes_with_the_order_of_its_options(
 
 def test_a_preference_for_a_letter_cancels_over_all_orders() -> None:
     fair = {"dog": 0.4, "cat": 0.3, "owl": 0.2, "fox": 0.1}
-    members = [knowing("oak", fair, favor=[1, 2, 4, 8]), knowing("elm", fair)]
-    answer = AdaFuseEngine(members).decide("A state.", {"pet": Choice("Which?", [*fair])})["pet"]
+
+    def rule(text: str) -> dict[str, float]:
+        listed = enumerate(re.findall(r"^([A-D])\. (\w+)$", text, re.MULTILINE))
+        return {f" {label}": fair[pet] * 2**place / 20 for place, (label, pet) in listed}
+
+    engine, question = AdaFuseEngine([FakeBackend("oak", rule, FORMS)]), Choice("Which?", [*fair])
+    answer = engine.decide("A state.", {"pet": question})["pet"]
     assert answer.probabilities == pytest.approx(fair)
     assert answer.swayed == ("oak",)
+    assert engine.decide("A state.", {"pet": question}, orders=1)["pet"].swayed == ()
 
 
 def test_many_options_have_numbers_as_labels() -> None:
@@ -117,41 +110,47 @@ def test_many_options_have_numbers_as_labels() -> None:
     assert "354. option 99\n\nAnswer with the number only." in question.prompt("", order)
 
 
-def test_the_members_with_the_most_parameters_answer_unless_there_are_weights() -> None:
-    members = [moody("oak", 100), moody("elm", 300), moody("ash", 200)]
-    engine, question = AdaFuseEngine(members), {"q": TEAM}
-    answer = engine.decide(STATE, question)["q"]
-    own = answer.members
-    assert answer.probabilities == own["elm"]
-    assert engine.decide(STATE, question, use="oak")["q"].probabilities == own["oak"]
-
-    weighted = engine.decide(STATE, question, weights={"oak": 3, "elm": 1, "ash": 0})
-    mixed = {k: own["oak"][k] ** 0.75 * own["elm"][k] ** 0.25 for k in own["oak"]}
-    fair = {option: value / sum(mixed.values()) for option, value in mixed.items()}
-    assert weighted["q"].probabilities == pytest.approx(fair)
-    assert (weighted["q"].members, weighted.strategy) == (own, "weights")
+WEIGHTS = {"oak": 3, "elm": 1, "ash": 0}
+FIT = {"weights": WEIGHTS, "temperature": 2, "intercepts": {"sales": 0.5}, "threshold": 0}
 
 
-def test_a_calibration_fuses_the_members_and_marks_answers_that_are_not_sure() -> None:
-    members = [knowing("oak", {"yes": 3.0, "no": 1.0}), knowing("elm", {"yes": 1.0, "no": 4.0})]
-    fit = {"weights": {"oak": 3, "elm": 1}, "temperature": 2, "intercepts": {"yes": 0.5}}
-    question = {"q": Predicate("Late?")}
+@pytest.mark.parametrize(
+    ("options", "rule", "weights"),
+    [
+        ({}, "largest", {"elm": 4}),
+        ({"use": ["oak", "ash"]}, "largest", {"ash": 4}),
+        ({"weights": WEIGHTS}, "weights", WEIGHTS),
+        ({"decisions": FIT}, "calibrated", WEIGHTS),
+        ({"decisions": FIT, "orders": 3}, "largest", {"elm": 4}),
+        ({"decisions": FIT, "use": ["oak", "elm", "ash"]}, "largest", {"elm": 4}),
+        ({"decisions": FIT, "weights": WEIGHTS}, "weights", WEIGHTS),
+    ],
+)
+def test_an_answer_is_a_weighted_mean_or_that_of_the_largest_member(
+    options: Any, rule: str, weights: dict[str, int]
+) -> None:
+    engine = AdaFuseEngine([moody("oak", 100), moody("elm", 300), moody("ash", 200)])
+    decision = engine.decide(STATE, {"team": TEAM}, **options)
+    own = engine.decide(STATE, {"team": TEAM})["team"].members
+    odds = {
+        option: math.prod(own[name][option] ** (weight / 4) for name, weight in weights.items())
+        for option in own["oak"]
+    }
+    if rule == "calibrated":
+        odds = {option: math.sqrt(value) for option, value in odds.items()}
+        odds["sales"] *= math.exp(0.5)
+    fair = {option: value / sum(odds.values()) for option, value in odds.items()}
+    assert decision["team"].probabilities == pytest.approx(fair)
+    assert decision.strategy == rule
+    assert decision["team"].is_sure is (True if rule == "calibrated" else None)
 
-    def decided(threshold: float | None, **options: Any) -> Decision:
-        config = AdaFuseConfig(decisions={**fit, "threshold": threshold})
-        return AdaFuseEngine(members, config).decide(STATE, question, **options)
 
-    decision = decided(None)
-    odds = (3**0.75 * 0.25**0.25) ** (1 / 2) * math.exp(0.5)
-    assert decision["q"].probability == pytest.approx(odds / (1 + odds))
-    assert decision["q"].members["elm"] == pytest.approx({"yes": 0.2, "no": 0.8})
-    assert (decision.strategy, decision["q"].is_sure) == ("calibrated", None)
-    sure = decision["q"].confidence
-    assert [decided(threshold)["q"].is_sure for threshold in (sure, sure + 1e-9)] == [True, False]
-    others: list[dict[str, Any]] = [{"use": ["oak", "elm"]}, {"orders": 2}, {"decisions": None}]
-    for option in others:
-        other = decided(0.0, **option)
-        assert (other.strategy, other["q"].is_sure) == ("largest", None)
+def test_an_answer_is_sure_from_the_threshold_on() -> None:
+    engine = AdaFuseEngine([moody("oak")])
+    sure = engine.decide(STATE, {"team": TEAM})["team"].confidence
+    for threshold, expected in ((sure, True), (sure + 1e-9, False)):
+        fit = {"weights": {"oak": 1}, "threshold": threshold}
+        assert engine.decide(STATE, {"team": TEAM}, decisions=fit)["team"].is_sure is expected
 
 
 def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
@@ -166,8 +165,9 @@ def test_a_member_that_cannot_read_a_label_takes_no_part() -> None:
 
 
 def test_an_answer_warns_of_labels_with_little_mass() -> None:
-    members = [knowing("oak", {"yes": 50.0, "no": 25.0}), knowing("elm", {"yes": 5.0})]
-    answer = AdaFuseEngine(members).decide(STATE, {"q": Predicate("Is it late?")})["q"]
+    oak = FakeBackend("oak", lambda _: {" A": 0.5, "B": 0.25}, FORMS)
+    elm = FakeBackend("elm", lambda _: {" A": 0.04, "B": 0.02}, FORMS)
+    answer = AdaFuseEngine([oak, elm]).decide(STATE, {"q": Predicate("Is it late?")})["q"]
     assert answer.mass == pytest.approx({"oak": 0.75, "elm": 0.06})
     assert answer.warnings == ("member 'elm' gives all labels together only a probability of 0.06",)
 
