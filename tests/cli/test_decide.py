@@ -26,14 +26,9 @@ def loaded(monkeypatch):
     return engines
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("{max_words: 2, decisions: {weights: {oak: 1, elm: 0}, threshold: 0.9}}")
-    return path
-
-
-def test_bars_show_how_likely_each_member_finds_each_option(file):
+def test_bars_show_how_likely_each_member_finds_each_option(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("{max_words: 2, decisions: {weights: {oak: 1, elm: 0}, threshold: 0.9}}")
     done = adafuse(*ASKED, "--config", file, input=TEXT)
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
     shown = [(" ".join(line[:-3]), line[-2], line[-3].count("█")) for line in lines[4:7]]
@@ -41,8 +36,7 @@ def test_bars_show_how_likely_each_member_finds_each_option(file):
     assert shown == [together, ("● oak", "83.3", 25), ("■ elm", "90.9", 27)]
     assert "technical, with confidence 83.3 %\nIt is below the threshold" in done.stdout
 
-
-def test_orders_and_weights_apply_instead_of_the_calibration(file):
+    # orders and weights of the command apply instead of the calibration
     flags = ("--orders", "1", "-o", "weights=[1, 2]", "--config", file, "--json")
     shown = json.loads(adafuse(*ASKED, *flags, input=f"{TEXT}\n").stdout)
     team = {"team": Choice("Which team?", ["billing", "technical"])}
@@ -59,15 +53,12 @@ def test_an_answer_can_be_a_level(tmp_path):
     assert "angry, with confidence 83.3 %; expected level 0.83, from 0 to 1" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
+def test_what_cannot_be_used_is_refused_before_anything_is_loaded(loaded):
+    for flags, named in (
         (("--level", "a"), "--level"),
         (("--strategy", "single"), "--strategy"),
         (("-o", "max_words=2"), "max_words"),
         (("--state", "none.txt"), "none.txt"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_before_anything_is_loaded(loaded, flags, named):
-    done = adafuse(*ASKED, *flags, input=TEXT)
-    assert (done.exit_code, named in done.stderr, loaded) == (2, True, [])
+    ):
+        done = adafuse(*ASKED, *flags, input=TEXT)
+        assert (done.exit_code, named in done.stderr, loaded) == (2, True, [])

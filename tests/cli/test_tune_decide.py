@@ -85,7 +85,6 @@ def test_an_interrupted_fit_asks_only_what_is_left(adafuse, job, engines, monkey
     ("change", "flags", "message"),
     [
         ({"answer": "maybe"}, [], "line 120 .* must be one of yes, no; got 'maybe'"),
-        ({"type": "box"}, [], "line 120 .* choice or score; got 'box'"),
         ({"state": ""}, [], 'line 120 .* its "state" must be text'),
         ({}, ["--limit", 49], "needs 50 labeled questions .* got 49"),
         ({}, ["--use", "oak"], "oak"),

@@ -21,10 +21,11 @@ def answered(*likely: Sequence[float], swayed: tuple[str, ...] = ()) -> Answer:
     return Answer(probabilities=members["oak"], members=members, mass={}, swayed=swayed)
 
 
-def labeled(rights: Sequence[int], states: int = 400) -> list[Labeled]:
-    """Questions with the answer yes or no about a number of states."""
-    names = [("yes", "no")[right] for right in rights]
-    return [Labeled(str(n % states), Predicate("Is it?"), name) for n, name in enumerate(names)]
+def labeled(rights: Sequence[int], options: int = 2, states: int = 400) -> list[Labeled]:
+    """Questions about a number of states. With two options, the answer is yes or no."""
+    question = Predicate("Is it?") if options == 2 else Choice("Which?", [*"abcd"[:options]])
+    names = question.orders(1)[0]
+    return [Labeled(str(n % states), question, names[right]) for n, right in enumerate(rights)]
 
 
 def drawn(
@@ -39,10 +40,7 @@ def drawn(
         rights.append(int(rng.choice(options, p=softmax(truth))))
         scores = parts * np.abs(np.array(scales))[:, None] + np.arange(options) * bias
         answers.append(answered(*softmax(scores)))
-    if options == 2:
-        return labeled(rights), answers
-    question = Choice("Which?", [*"abcd"[:options]])
-    return [Labeled(str(n), question, "abcd"[right]) for n, right in enumerate(rights)], answers
+    return labeled(rights, options), answers
 
 
 def test_a_fit_finds_weights_temperature_and_intercepts() -> None:
@@ -127,7 +125,7 @@ def test_a_state_is_in_one_fold_only() -> None:
 )
 def test_a_fit_needs_enough_questions(rights: list[int], states: int, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        fit_decisions(labeled(rights, states), [answered([0.5, 0.5])] * len(rights))
+        fit_decisions(labeled(rights, states=states), [answered([0.5, 0.5])] * len(rights))
 
 
 def test_lines_can_have_a_choice_or_a_scale() -> None:

@@ -32,14 +32,9 @@ IMAGE = {"type": "image", "url": "https://example.org/a.png"}
 
 
 @pytest.fixture(scope="module")
-def engine():
+def model():
     with deciding_engine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def model(engine):
-    return AdaFuseDecisions(engine=engine)
+        yield AdaFuseDecisions(engine=engine)
 
 
 def asked(state: Any = STATE, questions: Any = QUESTIONS) -> Any:
@@ -47,8 +42,8 @@ def asked(state: Any = STATE, questions: Any = QUESTIONS) -> Any:
 
 
 @pytest.mark.quick
-def test_the_answers_are_those_of_the_engine_in_langchains_types(model, engine):
-    response, decision = model.invoke(asked()), engine.decide(STATE, SAME)
+def test_the_answers_are_those_of_the_engine_in_langchains_types(model):
+    response, decision = model.invoke(asked()), model.engine.decide(STATE, SAME)
     assert response.decision == decision
     assert response == model.invoke(asked(questions=SAME))
     assert response.nouls["urgent"].noul == decision["urgent"].probability > 0.5
@@ -69,13 +64,14 @@ async def test_a_branch_is_an_edge_of_a_graph(model):
             lambda _: "technical",
         )
     )
-    graph = StateGraph(dict).add_conditional_edges(START, chain)
+    kind: Any = dict
+    graph = StateGraph(kind).add_conditional_edges(START, chain)
     for team in ("billing", "technical"):
         graph.add_node(team, lambda _, team=team: {"team": team})
-    states = [{"text": "My invoice is late."}, {"text": "A technical error."}]
-    routed = graph.compile().batch(states)
+    texts = [{"text": "My invoice is late."}, {"text": "A technical error."}]
+    routed = graph.compile().batch(texts)
     assert routed == [{"team": "billing"}, {"team": "technical"}]
-    assert await chain.abatch(states) == [each["team"] for each in routed]
+    assert await chain.abatch(texts) == [each["team"] for each in routed]
 
 
 def test_traces_have_the_usage_and_the_model(model):
@@ -87,12 +83,12 @@ def test_traces_have_the_usage_and_the_model(model):
     assert run.extra["metadata"]["ls_model_name"] == "oak+elm"
 
 
-def test_states_can_be_messages_and_have_messages(model, engine):
+def test_states_can_be_messages_and_have_messages(model):
     talk = [HumanMessage("Hi", name="Ada"), AIMessage("Yes?")]
     read = "User: Ada: Hi\n\nAssistant: Yes?"
     for state, text in ((talk, read), ({"last": talk}, {"last": read})):
         found = model.invoke(asked(state, {"team": TEAM}))
-        assert found.decision == engine.decide(text, {"team": SAME["team"]})
+        assert found.decision == model.engine.decide(text, {"team": SAME["team"]})
 
 
 @pytest.mark.quick
@@ -109,13 +105,13 @@ def test_what_members_cannot_read_is_one_error(model, given, named):
         model.invoke(given)
 
 
-def test_options_can_be_bound_and_read_from_a_file(model, engine, tmp_path):
-    expected = engine.decide(STATE, SAME, use=["elm"], orders=1)
+def test_options_can_be_bound_and_read_from_a_file(model, tmp_path):
+    expected = model.engine.decide(STATE, SAME, use=["elm"], orders=1)
     configured = model.configurable_fields(use=ConfigurableField(id="use"))
     for bound in (
         model.bind(use=["elm"], orders=1, timeout=9),
         configured.with_config(configurable={"use": ["elm"]}).bind(orders=1),
-        AdaFuseDecisions(engine=engine, model="elm", orders=1),
+        AdaFuseDecisions(engine=model.engine, model="elm", orders=1),
     ):
         found: Any = bound.invoke(asked())
         assert (found.model, found.decision) == ("elm", expected)
@@ -124,6 +120,6 @@ def test_options_can_be_bound_and_read_from_a_file(model, engine, tmp_path):
             model.invoke(asked(), **{option: value})
     path = tmp_path / "config.yaml"
     path.write_text("{weights: [1, 0], max_new_tokens: 8, decisions: {weights: {oak: 1, elm: 0}}}")
-    loaded: Any = AdaFuseDecisions.from_config(path, members=None, engine=engine)
+    loaded: Any = AdaFuseDecisions.from_config(path, members=None, engine=model.engine)
     for options, rule in (({}, "calibrated"), ({"weights": [0, 1]}, "weights")):
         assert loaded.invoke(asked(), **options).decision.strategy == rule
