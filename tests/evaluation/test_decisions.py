@@ -98,9 +98,9 @@ def test_the_threshold_allows_few_enough_wrong_answers() -> None:
 def test_beta_and_flips_count_what_no_choice_and_no_single_order_can_mend() -> None:
     answers = []
     for number in range(80):  # oak is wrong about 20, and elm about 10 of these and 10 others
-        oak, elm = ([0.9, 0.1], [0.1, 0.9])[:: -1 if number % 2 else 1]
+        good, bad = ([1.0, 0.0], [0.0, 1.0])[:: -1 if number % 2 else 1]  # rounded
         wrong = [number < 20, 10 <= number < 30]
-        own = [(elm if each else oak) for each in wrong]
+        own = [(bad if each else good) for each in wrong]
         answers.append(answered(*own, swayed=("oak",) if number < 8 else ()))
     fit = fit_decisions(labeled([0, 1] * 40), answers)
     assert fit.alone["oak"].value == fit.alone["elm"].value == 75
