@@ -2,14 +2,24 @@
 
 import json
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
-from adafuse_llm import Answer, Choice, InvalidInputError, Predicate, Score
+from adafuse_llm import (
+    AdaFuseEngine,
+    Answer,
+    Choice,
+    DecodingError,
+    InvalidInputError,
+    Predicate,
+    Score,
+)
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.evaluation.confidence import softmax
-from adafuse_llm.evaluation.decisions import Labeled, fit_decisions, read_labeled
+from adafuse_llm.evaluation.decisions import Labeled, fit_decisions, measured, read_labeled
 
 MEMBERS = ("oak", "elm", "ash")
 
@@ -126,6 +136,14 @@ def test_a_state_is_in_one_fold_only() -> None:
 def test_a_fit_needs_enough_questions(rights: list[int], states: int, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         fit_decisions(labeled(rights, states=states), [answered([0.5, 0.5])] * len(rights))
+
+
+def test_a_member_that_cannot_answer_is_named() -> None:
+    oak = FakeBackend("oak", lambda _: {" A": 0.5, " B": 0.5}, [" A", " B"])
+    elm = FakeBackend("elm", lambda _: {" A": 1.0}, [" A", " B"])
+    asked = Labeled("A state.", Predicate("Is it?"), "yes", line=7)
+    with pytest.raises(DecodingError, match=r"line 7: member 'elm' takes no part.* with --use"):
+        next(measured(AdaFuseEngine([oak, elm]), [asked], Event()))
 
 
 def test_lines_can_have_a_choice_or_a_scale() -> None:
