@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.progress import track
 
 from adafuse_llm import AdaFuseEngine, Answer, Choice, GGUFMember, InvalidInputError, Predicate
@@ -41,6 +42,9 @@ ARTICLES = (303, 473, 581, 705, 922, 1137, 1378, 1484, 1715, 1898, 2000)
 
 LONGEST, SHORTEST = 600, 300  # characters of a passage alone, and of each of three
 LANGUAGES = ("Danish", "Dutch", "English", "German")
+
+FITTED = 200  # questions of a fit that is tested on others
+QUANTILES = (0.025, 0.5, 0.975)
 
 REAL = ("smollm", "gemma", "qwen", "qwen-1.5b")
 TASKS = {
@@ -204,13 +208,15 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
     members = TASKS[task]
     questions: list[Labeled] = []
     reads: list[Array] = []  # of each question, [orders, members, options]
-    for case, lines in zip(cases, read, strict=True):
+    states: list[int] = []  # of each question, the index of its case
+    for index, (case, lines) in enumerate(zip(cases, read, strict=True)):
         for number, (question, right) in enumerate(case.asked):
             options = question.orders(1)[0]
             logprobs = [line["logprobs"] for line in lines if line["question"] == number]
             table = np.array([[each[option] for option in options] for each in logprobs])
             reads.append(table.reshape(-1, len(members), len(options)))
             questions.append(Labeled(f"group {case.group}", question, right))
+            states.append(index)
     means = [each.mean(axis=0) for each in reads]
     answers = [_answer(members, each) for each in reads]
     rights = [each.options.index(each.right) for each in questions]
@@ -245,8 +251,13 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
         notes.append(fit.model_dump_json(exclude={"curve"}))
         groups = np.array([int(each.state.split()[1]) for each in questions])
         half = groups < np.median(np.unique(groups))
-        halves = (half.tolist(), (~half).tolist())
-        notes += [_halved(questions, answers, reads, each) for each in halves]
+        notes += [_tested(questions, answers, reads, [known]) for known in (half, ~half)]
+        # leave out so many states at a time that each fit has about `FITTED` questions
+        parts = round(len(questions) / max(1, len(questions) - FITTED))
+        for seed in range(3):
+            part = np.random.default_rng(seed).permutation(max(states) + 1)[states] % max(2, parts)
+            fits = [part != each for each in np.unique(part)]
+            notes.append(_tested(questions, answers, reads, fits))
     return "\n".join([*rows, "", *notes, ""])
 
 
@@ -261,30 +272,36 @@ def _answer(members: Sequence[str], read: Array) -> Answer:
     return Answer(probabilities=likely[members[0]], members=likely, mass={}, swayed=swayed)
 
 
-def _halved(
+def _tested(
     questions: Sequence[Labeled],
     answers: Sequence[Answer],
     reads: Sequence[Array],
-    half: Sequence[bool],
+    fits: Sequence[NDArray[np.bool_]],
 ) -> str:
-    """Fit on one half of the groups, and test on the other. Return the result as a line."""
-    known = [n for n, is_known in enumerate(half) if is_known]
-    rest = [n for n, is_known in enumerate(half) if not is_known]
-    labeled = [replace(questions[n], state=str(n)) for n in known]  # no folds are needed here
-    fit = fit_decisions(labeled, [answers[n] for n in known]).calibration
-    weights = np.array([*fit.weights.values()])
+    """Fit on the questions that each of `fits` marks, and test on the others. Return a line.
+
+    It also has the calibration error that answers with perfect probabilities would have by chance.
+    """
     sure, is_right = list[float](), list[bool]()
-    for n in rest:
-        options = questions[n].options
-        intercepts = np.array([fit.intercepts.get(option, 0.0) for option in options])
-        fair = softmax(weights @ reads[n].mean(axis=0) / fit.temperature + intercepts)
-        sure.append(float(fair.max()))
-        is_right.append(int(fair.argmax()) == options.index(questions[n].right))
-    right = share(sum(is_right), len(is_right)).shown()
-    error = calibration_error(np.array(sure), np.array(is_right))
+    for known in fits:
+        marked = np.flatnonzero(known).tolist()
+        labeled = [replace(questions[n], state=str(n)) for n in marked]  # no folds are needed here
+        fit = fit_decisions(labeled, [answers[n] for n in marked]).calibration
+        weights = np.array([*fit.weights.values()])
+        for n in np.flatnonzero(~known).tolist():
+            options = questions[n].options
+            intercepts = np.array([fit.intercepts.get(option, 0.0) for option in options])
+            fair = softmax(weights @ reads[n].mean(axis=0) / fit.temperature + intercepts)
+            sure.append(float(fair.max()))
+            is_right.append(int(fair.argmax()) == options.index(questions[n].right))
+    claimed = np.array(sure)
+    draws = np.random.default_rng(1).random((1000, len(sure))) < claimed
+    low, mean, high = np.quantile([calibration_error(claimed, each) for each in draws], QUANTILES)
     return (
-        f"fitted on {len(known)}, tested on {len(rest)}: {right} % right, calibration error "
-        f"{error:.1f} points"
+        f"fitted on {round(np.mean([known.sum() for known in fits]))}, tested on {len(sure)}: "
+        f"{share(sum(is_right), len(is_right)).shown()} % right, calibration error "
+        f"{calibration_error(claimed, np.array(is_right)):.1f} points; by chance {mean:.1f} "
+        f"[{low:.1f}, {high:.1f}]"
     )
 
 
