@@ -189,8 +189,9 @@ class LogitsBackend(Backend, Generic[S]):
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         scores: list[float] = []
-        for start in range(0, len(query.score), size):
-            part = query.score[start : start + size]
+        # one node first, because the root's logits stay, and keep those of its part in memory
+        for start in range(1 - size, len(query.score), size):
+            part = query.score[max(0, start) : start + size]
             self._advance([replace(query, evaluate=(), score=part)])
             scores += logprobs([(state, node) for node in part]).tolist()
             state.forget({node.parent for node in part if node.parent} - kept)
