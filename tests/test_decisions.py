@@ -169,6 +169,7 @@ def test_an_answer_warns_of_labels_with_little_mass() -> None:
     elm = FakeBackend("elm", lambda _: {" A": 0.04, "B": 0.02}, FORMS)
     answer = AdaFuseEngine([oak, elm]).decide(STATE, {"q": Predicate("Is it late?")})["q"]
     assert answer.mass == pytest.approx({"oak": 0.75, "elm": 0.06})
+    assert answer.swayed == ("oak", "elm")  # both prefer A
     assert answer.warnings == ("member 'elm' gives all labels together only a probability of 0.06",)
 
 

@@ -137,7 +137,7 @@ def _columns(questions: Sequence[Labeled]) -> tuple[NDArray[np.int64], list[str]
 def measured(
     engine: AdaFuseEngine, questions: Iterable[Labeled], cancel: Event
 ) -> Generator[Answer]:
-    """Ask the members, and yield their answers in order, without a calibration.
+    """Ask the members, and yield their answers in order.
 
     Raises:
         DecodingError: a member cannot answer a question.
@@ -146,7 +146,7 @@ def measured(
 
     def read(asked: Labeled) -> Answer:
         question = {f"line {asked.line}": asked.question}
-        decision = engine.decide(asked.state, question, decisions=None, cancel=cancel)
+        decision = engine.decide(asked.state, question, cancel=cancel)
         (answer,) = decision.values()
         if len(answer.members) < len(names):
             raise DecodingError(f"line {asked.line}: {answer.warnings[0]}. Leave it out with --use")

@@ -37,13 +37,15 @@ def test_bars_show_how_likely_each_member_finds_each_option(tmp_path):
     assert "technical, with confidence 83.3 %\nIt is below the threshold" in done.stdout
 
     # orders and weights of the command apply instead of the calibration
-    flags = ("--orders", "1", "-o", "weights=[1, 2]", "--config", file, "--json")
-    shown = json.loads(adafuse(*ASKED, *flags, input=f"{TEXT}\n").stdout)
     team = {"team": Choice("Which team?", ["billing", "technical"])}
-    expected = deciding_engine().decide(TEXT, team, orders=1, weights=[1, 2])
-    answer = expected.model_dump(mode="json", exclude={"answers"})
-    answer |= expected["team"].model_dump(mode="json")
-    assert shown == {"question": "Which team?", "answer": "technical", **answer}
+    for flag, options in (("--orders=1", {"orders": 1}), ("-oweights=[1, 2]", {"weights": [1, 2]})):
+        shown = json.loads(
+            adafuse(*ASKED, flag, "--config", file, "--json", input=f"{TEXT}\n").stdout
+        )
+        expected = deciding_engine().decide(TEXT, team, **options)
+        answer = expected.model_dump(mode="json", exclude={"answers"})
+        answer |= expected["team"].model_dump(mode="json")
+        assert shown == {"question": "Which team?", "answer": "technical", **answer}
 
 
 def test_an_answer_can_be_a_level(tmp_path):

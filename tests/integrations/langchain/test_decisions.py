@@ -109,7 +109,7 @@ def test_options_can_be_bound_and_read_from_a_file(model, tmp_path):
     expected = model.engine.decide(STATE, SAME, use=["elm"], orders=1)
     configured = model.configurable_fields(use=ConfigurableField(id="use"))
     for bound in (
-        model.bind(use=["elm"], orders=1, timeout=9, max_words=None, user="Ada"),
+        model.bind(model="elm", orders=1, timeout=9, max_words=None, user="Ada"),
         configured.with_config(configurable={"use": ["elm"]}).bind(orders=1),
         AdaFuseDecisions(engine=model.engine, model="elm", orders=1),
     ):

@@ -61,8 +61,9 @@ def test_the_options_of_the_llm_apply_to_decisions(llm):
 @pytest.mark.parametrize("kind", [AdaFuseSelector, AdaFuseRelevance])
 def test_an_llm_is_passed_whole_or_as_its_fields_with_a_threshold(kind, llm):
     kind(engine=llm.engine)
-    with pytest.raises((InvalidOptionError, ValidationError), match="threshold"):
-        kind(llm=llm, threshold=1.01)
+    for threshold in (-0.01, 1.01):
+        with pytest.raises((InvalidOptionError, ValidationError), match="threshold"):
+            kind(llm=llm, threshold=threshold)
     with pytest.raises(InvalidInputError, match="use"):
         kind(llm=llm, use=["elm"])
     with pytest.raises(InvalidInputError, match="engine="):
