@@ -11,19 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adafuse_llm import (
-    AdaFuseConfig,
-    AdaFuseEngine,
-    Choice,
-    ContextWindowError,
-    DecodingError,
-    InvalidInputError,
-    Predicate,
-    RemoteEngine,
-    Score,
-)
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Choice, Predicate, RemoteEngine, Score
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.decisions import ask, state_text
+from adafuse_llm.errors import ContextWindowError, DecodingError, InvalidInputError
 from adafuse_llm.serving import create_app
 from tests.support import models
 from tests.support.serving import served

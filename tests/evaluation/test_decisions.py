@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    Answer,
-    Choice,
-    DecodingError,
-    InvalidInputError,
-    Predicate,
-    Score,
-)
+from adafuse_llm import AdaFuseEngine, Answer, Choice, Predicate, Score
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.errors import DecodingError, InvalidInputError
 from adafuse_llm.evaluation.confidence import softmax
 from adafuse_llm.evaluation.decisions import Labeled, fit_decisions, measured, read_labeled
 
