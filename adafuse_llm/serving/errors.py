@@ -79,14 +79,9 @@ class ApiError(Exception):
         self.type, kind = KINDS.get(status, (REFUSED, errors.ServerError))
         self.param, self.code = param, code
         self.headers = RETRY if headers is None and status in (429, 503) else headers
-        if cause is not None:
-            self._fields = error_fields(cause)
-            return
-        if kind is InvalidInputError and code == CONTEXT_CODE:
-            kind = errors.ContextWindowError
-        elif kind is InvalidInputError and param:
+        if kind is InvalidInputError and param:
             kind = InvalidOptionError
-        self._fields = {"error": kind.__name__}
+        self._fields = {"error": kind.__name__} if cause is None else error_fields(cause)
 
     def response(self) -> Response:
         """Return the error as an HTTP response."""

@@ -18,7 +18,7 @@ from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_
 from adafuse_llm.results import Scores, StreamEvent, smallest_window
 from adafuse_llm.run import Run
 from adafuse_llm.serving.access import CURRENT_REQUEST
-from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, not_ready
+from adafuse_llm.serving.errors import ApiError, api_error, invalid, not_ready
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
 from adafuse_llm.strategies.registry import AUTO, NAMED
@@ -141,24 +141,21 @@ class Service:
         window = smallest_window(engine.member_info, config.use or engine.members)
         characters += sum(map(len, (*(config.choices or ()), *config.stop)))
         if window is not None and characters > window * TOKEN_CHARACTERS:
-            raise invalid(
+            raise errors.ContextWindowError(
                 f"the prompt, choices and stop have {characters} characters, which exceeds the "
-                f"context window of {window} tokens. Shorten them.",
-                code=CONTEXT_CODE,
+                f"context window of {window} tokens. Shorten them."
             )
         if inputs * config.n > limits.max_choices:
-            raise invalid(
-                f"the request asks for {inputs * config.n} responses; this server allows "
-                f"{limits.max_choices}. Send several requests.",
-                "n",
+            raise InvalidOptionError(
+                f"option 'n': at most {limits.max_choices} responses on this server; got "
+                f"{inputs * config.n}. Send several requests."
             )
         highest, asked = limits.max_output_tokens, config.most_tokens(has_form=is_long)
         if highest is None or asked <= highest:
             return {**options}
         if options.get("max_new_tokens") not in (None, NO_LIMIT):
-            raise invalid(
-                f"option 'max_new_tokens': at most {highest} on this server; got {asked}",
-                "max_new_tokens",
+            raise InvalidOptionError(
+                f"option 'max_new_tokens': at most {highest} on this server; got {asked}"
             )
         return {**options, "max_new_tokens": highest}
 

@@ -273,7 +273,7 @@ def test_limits_and_keys_are_those_of_the_server(local: AdaFuseEngine) -> None:
             assert remote.generate("x").usage.completion_tokens["one"] <= 5
             with pytest.raises(InvalidInputError, match="at most 2,500 bytes"):
                 remote.generate("x" * 3000)
-            with pytest.raises(InvalidOptionError, match="this server allows 2"):
+            with pytest.raises(InvalidOptionError, match="'n': at most 2 responses"):
                 remote.generate("x", n=3, temperature=1)
             with pytest.raises(InvalidOptionError, match=r"^option 'max_new_tokens': .*at most 5"):
                 remote.generate("x", max_new_tokens=6)
