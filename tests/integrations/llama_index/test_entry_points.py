@@ -168,12 +168,11 @@ async def test_a_completion_is_a_chat_with_one_user_message():
     as_chat = await read(CHATML, STRICT, **fields)
     assert len(as_chat) == 2
     assert all("SYSTEM" in text and "Is it?" in text for text in as_chat)
-    assert await read(CHATML, complete_as_chat=False, **fields) == {"<SYSTEM\n\nIs it?>"}
+    same: dict[str, Any] = {"completion_to_prompt": lambda prompt: prompt}
+    assert await read(CHATML, **same, **fields) == {"<SYSTEM\n\nIs it?>"}
     assert await read(CHATML, options={"formatted": True}, **fields) == {"Is it?"}
     own: dict[str, Any] = {"completion_to_prompt": lambda prompt: f"Q: {prompt}"}
     assert await read(CHATML, **own) == {"Q: Is it?"}
-    (both,) = await read(CHATML, complete_as_chat=True, **own)
-    assert both.startswith("<|im_start|>user\nQ: Is it?")
     assert await read(CHATML, None, options={"use": ["member1"]}) == {"Is it?"}
     assert "User: Is it?\n\nAssistant:" in await read(CHATML, None)
 

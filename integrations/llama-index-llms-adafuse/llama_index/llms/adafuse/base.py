@@ -77,8 +77,6 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         enforce: whether tools and response formats constrain decoding. ``"auto"``: as far as
             possible, and a warning names what is not enforced. True: if something cannot be
             enforced, an error names it. False: only the prompt requests the form.
-        complete_as_chat: whether completions send the prompt as a user message. Default: true if an
-            active member has a chat template and `completion_to_prompt` is not set.
         **kwargs: options of `AdaFuseConfig`, which each call can override, the fields of
             `EnsembleFields`, and the arguments of every LlamaIndex LLM.
     """
@@ -89,7 +87,6 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
     request_timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     round_events: bool = True
     enforce: Enforce = "auto"
-    complete_as_chat: bool | None = None
 
     _shared = ("_given_engine", "callback_manager", "rate_limiter")
     _given_engine: Engine | None = PrivateAttr(default=None)
@@ -337,13 +334,10 @@ class AdaFuseLLM(EnsembleFields, FunctionCallingLLM):
         if not formatted:
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
-            as_chat = self.complete_as_chat
-            if as_chat is None:
-                is_own = self.completion_to_prompt not in (None, default_completion_to_prompt)
-                config = self._ensemble.config.override(options)
-                names = tuple(config.member_weights(self._ensemble.names))
-                as_chat = not is_own and self._reads_messages(names)
-            if as_chat:
+            is_own = self.completion_to_prompt not in (None, default_completion_to_prompt)
+            config = self._ensemble.config.override(options)
+            names = tuple(config.member_weights(self._ensemble.names))
+            if not is_own and self._reads_messages(names):
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
                 return self._messages(self._extend_messages([message]), overrides, ReplyForm())
             prompt = self._extend_prompt(prompt)
