@@ -56,18 +56,12 @@ def page() -> str:
     def read(name: str) -> str:
         return (STATIC / name).read_text(encoding="utf-8")
 
-    examples = {each.skill: each for each in reversed(heldout_questions(20))}
-    questions = [
-        (
-            examples[skill].question,
-            question_messages(examples[skill].question, examples[skill].passages),
-        )
-        for skill in EXAMPLES
-    ]
+    first = {each.skill: each for each in reversed(heldout_questions(20))}
+    asked = {first[skill].question: first[skill].passages for skill in EXAMPLES}
     looks = {
         "embedded": {
             "members": MEMBERS,
-            "questions": [(label, messages[0]["content"]) for label, messages in questions],
+            "questions": [(q, question_messages(q, asked[q])[0]["content"]) for q in asked],
         },
         "marks": styles.MARKS,
         "strokes": styles.STROKES,
