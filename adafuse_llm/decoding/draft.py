@@ -73,12 +73,13 @@ class Lookup:
             for size in (1, 2):
                 self._places[tuple(ids[max(0, end - size) : end])] = end
         self._read = len(ids)
-        last = (*ids[-MAX_COMPARED:], *member.tree.tokens(node))[-MAX_COMPARED:]
-        place = self._places.get(last[-2:]) or self._places.get(last[-1:])
+        pair = (node.parent.token, node.token) if node.parent else tuple(ids[-2:])
+        place = self._places.get(pair) or self._places.get(pair[-1:])
         if place is None:
             return []
         # Copy one token, and one more for every two tokens that are the same before both places:
         # a long quotation probably goes on.
+        last = (*ids[-MAX_COMPARED:], *member.tree.tokens(node))[-MAX_COMPARED:]
         most = min(len(last), place)
         equal = next((n for n in range(most) if ids[place - 1 - n] != last[-1 - n]), most)
         copied: list[Node] = []
@@ -207,18 +208,15 @@ class Drafts(NoDrafts):
                 yield step
                 continue
             # add drafts only to passes that the algorithm makes anyway
-            queries = []
-            for asked in step.queries:
-                member, query = asked.member, asked.query
-                if asked.may_draft and self._is_used and member not in self._failed:
-                    drafts = self.extra_nodes(member, query.evaluate)
-                    queries.append(member.with_drafts(query, drafts))
-                else:
-                    queries.append(asked)
+            queries = list(step.queries)
+            for place, asked in enumerate(queries):
+                if asked.may_draft and self._is_used and asked.member not in self._failed:
+                    drafts = self.extra_nodes(asked.member, asked.query.evaluate)
+                    queries[place] = asked.member.with_drafts(asked.query, drafts)
             yield Ask(tuple(queries))
             # a query that failed with its drafts was repeated without them
             for asked in queries:
-                if asked.without_drafts and any(n.next is None for n in asked.query.evaluate):
+                if asked.without_drafts and asked.query.evaluate[-1].next is None:
                     self._failed.add(asked.member)
 
     @override
@@ -264,34 +262,36 @@ class Drafts(NoDrafts):
 
     @override
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
-        candidate = self._pool.suggest(candidate.text, ends=candidate.ends)  # the one in this pool
+        return self._is_likely(member, self._pool.suggest(candidate.text, ends=candidate.ends))
+
+    def _is_likely(self, member: MemberState, candidate: PoolCandidate) -> bool:
+        # `candidate` is in the pool of the drafts
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
 
     def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Iterable[Node]:
         """Return the nodes that a pass of `member` should evaluate in addition to `wanted`."""
-        tree = member.tree
-        if tree.root.next is None and not member.passes:
+        if member.tree.root.next is None and not member.passes:
             return ()  # this pass reads the prompt
         # spans that the member must score anyway, and the next tokens after a likely winner
         nodes: dict[Node, None] = {}
-        tips = list(wanted)
+        starts: list[Node] = []
         for candidate in self._pool.candidates:
             if (end := self._pool.encode(member, candidate)) is not None:
-                is_likely = self.may_win(member, candidate)
-                path = tree.path(end)
-                nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
+                is_likely = self._is_likely(member, candidate)
+                last = end if is_likely else end.parent
+                if last and last.next is None:  # otherwise, the path to it is evaluated, too
+                    nodes.update(dict.fromkeys(member.tree.path(last)))
                 if is_likely and not candidate.ends:
-                    tips += self._starts(member, end)
+                    starts += self._starts(member, end)
         # add copies, which may never be needed, only if few tokens were processed per committed one
         processed = member.tokens + member.reused - member.prompt_tokens
         committed = max(member.response_tokens, 4)  # the first words may have copies, too
         may_waste = processed <= (2 + self._config.branches) * committed
         if may_waste and member.backend.token_cost <= EXPENSIVE:
-            for tip in tips:
-                copied = self._lookups[member].after(member, tip)
-                nodes.update(dict.fromkeys([*tree.path(tip), *copied]))
+            for tip in (*wanted, *starts):
+                nodes.update(dict.fromkeys([tip, *self._lookups[member].after(member, tip)]))
         return nodes
 
     def _starts(self, member: MemberState, end: Node) -> Iterable[Node]:
