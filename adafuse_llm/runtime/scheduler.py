@@ -99,8 +99,8 @@ class _Lane(threading.Thread):
         reading = {query.job for query in pending if query.is_reading}
         may_read = self.passes >= READ_PATIENCE or all(query.job in reading for query in pending)
         ready = [query for query in self.waiting if may_read or not query.is_reading]
-        names = [query.asked.member.name for query in ready]
-        self.batch = [query for query, name in zip(ready, names, strict=True) if name == names[0]]
+        first = ready[0].asked.member.name if ready else ""
+        self.batch = [query for query in ready if query.asked.member.name == first]
         taken = set(self.batch)
         self.waiting = [query for query in self.waiting if query not in taken]
         if not all(query.is_reading for query in self.batch):

@@ -97,7 +97,7 @@ def has_end(word: str) -> bool:
 
 def _unspaced_letters(text: str) -> int:
     # combining marks are no letters
-    letters = UNSPACED.findall(text)
+    letters = [] if text.isascii() else UNSPACED.findall(text)
     return sum(unicodedata.category(letter) in ("Lo", "Lm") for letter in letters)
 
 
