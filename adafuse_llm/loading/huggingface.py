@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from adafuse_llm.embedded import MEMBERS
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError, short_repr
 from adafuse_llm.loading.problems import describe, not_a_hub_id, reason_of
 from adafuse_llm.loading.specs import TransformersMember
@@ -71,12 +70,6 @@ def _check_path(spec: TransformersMember) -> None:
     """Check, without the hub, that a path is a model folder or can be a hub id."""
     path = Path(spec.path)
     exists = os.path.exists(path)  # noqa: PTH110  # unlike pathlib's, it takes a name of any length
-    if not exists and spec.path in MEMBERS:
-        raise LoadError(
-            f"{spec.label} is an embedded member and not a hub id. Pass no models to load all "
-            "embedded members (in Python: AdaFuseEngine.from_embedded()). The option 'use' selects "
-            "some of them. adafuse_llm.embedded.member_paths() returns their folders."
-        )
     if not exists:
         if (reason := not_a_hub_id(spec.path)) is not None:
             raise LoadError(f"{spec.label} cannot be loaded: {reason}")

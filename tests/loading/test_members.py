@@ -101,7 +101,6 @@ def raises(error: Exception) -> Any:
         (r"C:\models\one", "the folder does not exist"),
         ("qwen3:8b", "ollama show --modelfile qwen3:8b$"),
         ("hf.co/a/b:Q4_0", "ollama show --modelfile hf.co/a/b:Q4_0$"),
-        ("wren", r"embedded member.*from_embedded\(\).*member_paths\(\)"),
         (str(member_paths()[0] / "model.safetensors"), r"Pass a folder"),
     ],
 )
@@ -118,14 +117,6 @@ def test_what_is_no_hub_id_is_not_asked_of_the_hub(
 def test_what_is_no_list_of_members_is_refused(members: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"member|path|list"):
         AdaFuseEngine.from_pretrained(members)
-
-
-def test_a_folder_with_the_name_of_an_embedded_member_loads(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy.rename(copy.parent / "wren")
-    monkeypatch.chdir(copy.parent)
-    load("wren").close()
 
 
 def test_models_of_the_hubs_cache_load(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
