@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequen
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core import exceptions
@@ -58,28 +58,19 @@ def langchains_error() -> Iterator[None]:
     try:
         yield
     except AdaFuseError as error:
-        _add_standard(error)
+        standard = next((STANDARD[each] for each in STANDARD if isinstance(error, each)), None)
+        if standard is not None and not isinstance(error, standard):
+            error.__class__ = _of_both(type(error), standard)  # type: ignore[arg-type]
         raise
-
-
-def _add_standard(error: AdaFuseError) -> AdaFuseError:
-    standard = next((STANDARD[each] for each in STANDARD if isinstance(error, each)), None)
-    if standard is not None and not isinstance(error, standard):
-        error.__class__ = _of_both(type(error), standard)  # type: ignore[arg-type]
-    return error
 
 
 @cache
 def _of_both(own: type[AdaFuseError], standard: type[exceptions.ModelError]) -> Any:
     def reduced(error: AdaFuseError) -> tuple[Any, ...]:
         of_own: Any = own.__reduce__(error)
-        return partial(_restored, own), *of_own[1:]  # a pickle cannot name the class below
+        return own, *of_own[1:]  # a pickle cannot name the class below
 
     return type(own.__name__, (own, standard), {"__reduce__": reduced})
-
-
-def _restored(own: type[AdaFuseError], *arguments: Any) -> AdaFuseError:
-    return _add_standard(own(*arguments))
 
 
 class Told(BaseModel):
