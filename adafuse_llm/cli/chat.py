@@ -19,7 +19,7 @@ from adafuse_llm.report.terminal import Display
 
 COMMANDS: Final = {
     "/alone": "show what each member answers alone to the last question",
-    "/why": "show the rounds of the last answer; /why 3 shows the candidates of round 3",
+    "/why": "show the rounds of the last answer",
     "/new": "begin a new conversation",
     "/help": "show this list",
     "/quit": "end (or Ctrl-D)",
@@ -104,13 +104,13 @@ class _Conversation:
 
         After an error, which is printed, the conversation goes on without the message.
         """
-        name, *rest = line.split()
+        name = line.split(maxsplit=1)[0]
         if name == "/quit":
             return False
         before = len(self._messages)
         try:
             if name in COMMANDS:
-                self._obey(name, rest)
+                self._obey(name)
             elif name.startswith("/") and "/" not in name[1:]:  # not a path
                 raise InvalidInputError(f"there is no {name}. Commands: {', '.join(COMMANDS)}.")
             else:
@@ -121,7 +121,7 @@ class _Conversation:
             tell(f"error: {one_line(str(error))}")
         return True
 
-    def _obey(self, name: str, rest: list[str]) -> None:
+    def _obey(self, name: str) -> None:
         show, display = self._console.print, self._display
         if name == "/help":
             for command, does in COMMANDS.items():
@@ -139,13 +139,6 @@ class _Conversation:
                     for name in names
                 }
             show(display.alone({name: each.answer.strip() for name, each in alone.items()}))
-        elif rest:
-            rounds = {str(done.index): done for done in self._answer.rounds}
-            if rest[0] not in rounds:
-                raise InvalidInputError(f"the last answer has rounds 0 to {len(rounds) - 1}")
-            done = rounds[rest[0]]
-            terms = display.terms([done], by_member=True)
-            show(display.legend(), display.trace(done), terms, sep="\n")
         else:
             show(display.rounds(self._answer.rounds))
             show(display.summary(self._answer))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -94,65 +93,16 @@ class Display:
                 "" if decided.forced else styles.number(winner.score),
                 Text(left_out or _preferred_to(decided), "dim"),
             )
-        return Group(table, self.terms(rounds))
-
-    def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
-        """Return a line that explains the scores. With `by_member`, the line above it explains the
-        numbers of the members.
-        """
         meaning = styles.meaning(self._strategy, rounds)
-        lines = [f"Below a member: {meaning['number']}"] if by_member else []
-        lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")
-        return Text("\n".join(lines), "dim")
+        return Group(
+            table, Text(f"{meaning['symbol']}: {meaning['score']} Lower is better.", "dim")
+        )
 
     def alone(self, answers: Mapping[str, str]) -> Table:
         """Return a table of the answers that members give alone, by member."""
         table = Table.grid(padding=(0, 2))
         for name, answer in answers.items():
             table.add_row(_name(self._looks[name]), Text(printable(answer)))
-        return table
-
-    def trace(self, decided: Round) -> Table:
-        """Return a table of one round in detail: the candidates and their scores by member.
-
-        A mark stands for each member (:meth:`legend`). If the round chose among the ``choices``, a
-        row has the probability of a text instead of its proposers.
-        """
-        marks = {name: look.mark for name, look in self._looks.items()}
-        table = Table(
-            title=f"round {decided.index}",
-            title_justify="left",
-            title_style="bold",
-            box=None,
-            padding=(0, 1, 0, 0),
-        )
-        table.add_column("")
-        table.add_column(FORCED.name if decided.forced else "candidate", overflow="fold")
-        if decided.forced:
-            table.add_row(">", Text(styles.quoted(decided.candidates[decided.winner])), style=QUIET)
-            return table
-        for look in self._looks.values():
-            table.add_column(Text(look.mark, _style(look)), justify="right", no_wrap=True)
-        symbol = styles.meaning(self._strategy, [decided])["symbol"]
-        table.add_column(symbol, justify="right", no_wrap=True)
-        probabilities, asked = decided.choice_probabilities, decided.asked
-        table.add_column("proposed by" if probabilities is None else "probability")
-        scores = [math.inf if each.score is None else each.score for each in decided.candidates]
-        for index in sorted(range(len(scores)), key=scores.__getitem__):
-            each = decided.candidates[index]
-            if probabilities is not None:
-                last = styles.percent(probabilities[index])
-            elif len(marks) > 1 and {*each.proposers} == {*marks}:
-                last = "all"
-            else:
-                last = " ".join(marks[name] for name in each.proposers) or "-"
-            numbers = [
-                styles.number(each.nll.get(name)) if name in asked else "not asked"
-                for name in marks
-            ]
-            mark, style = (">", "bold") if index == decided.winner else ("", None)
-            numbers.append(styles.number(each.score))
-            table.add_row(mark, Text(styles.quoted(each)), *numbers, last, style=style)
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:

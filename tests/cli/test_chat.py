@@ -40,12 +40,10 @@ def test_questions_come_with_passages_of_documents_and_history_without(
 
 
 def test_commands_explain_the_last_answer(adafuse, fakes, asked):
-    lines = "Who?", "/why", "/why 1", "/why 9", "/alone", "/help", "/new", "Who?", "/quit", "Who?"
+    lines = "Who?", "/why", "/alone", "/help", "/new", "Who?", "/quit", "Who?"
     result = adafuse("chat", input="\n".join(lines))
     assert result.exit_code == 0, result.output
-    assert "rounds 0 to 2" in result.stderr
-    brook = '> " Brook"  0.223 0.916 0.570 all'
-    for shown in ('over " Stone"', "3 rounds", brook, "■ heron  Ada Stone", "begin a new"):
+    for shown in ('over " Stone"', "3 rounds", "■ heron  Ada Stone", "begin a new"):
         assert shown in result.stdout
     assert asked == [[("user", "Who?")], [("user", "Who?")]]
 

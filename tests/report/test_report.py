@@ -5,9 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from adafuse_llm import AdaFuseEngine, Candidate, Generation
+from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary, record
 
 pytestmark = pytest.mark.quick
@@ -97,15 +96,3 @@ def test_reasoning_is_shown_apart_from_the_answer(prefix):
     generation = engine.generate(">", max_words=2).model_copy(update={"reply_prefix": prefix})
     assert (generation.reasoning, generation.answer) == ("so & so", "yes")
     assert "Reasoning\nso & so\n\nAnswer\nyes\n" in printed(generation)
-
-
-def test_candidates_are_sorted_by_score(generation):
-    texts = (("worst", 3.0), ("unscored", None), ("best", 1.0), ("middle", 2.0))
-    candidates = tuple(
-        Candidate(text=text, ends=False, nll={}, score=score, proposers=("one",))
-        for text, score in texts
-    )
-    changed = generation.rounds[0].model_copy(update={"candidates": candidates, "winner": 2})
-    trace = printed(Display(("one", "two & co"), Console()).trace(changed))
-    places = [trace.index(word) for word in ("best", "middle", "worst", "unscored")]
-    assert places == sorted(places)
