@@ -59,7 +59,7 @@ class DecideOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Question:
-    """A question with 2 to 255 different options: a list, or a mapping to their descriptions."""
+    """A question with 2 to 255 different options, in a list, or as the keys of descriptions."""
 
     question: str
     options: Mapping[str, str] | Sequence[str]

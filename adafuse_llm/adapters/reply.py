@@ -294,7 +294,7 @@ class ReplyReader:
     # Parts -------------------------------------------------------------------------------------
 
     def _released(self, part: _Read) -> list[_Read]:
-        """Return a part after the text held so far. Hold text that may be calls without markers."""
+        """Return the text held so far and then a part, unless it is text that may be calls."""
         if isinstance(part, Reasoning):
             return [part]
         if isinstance(part, Text):

@@ -171,7 +171,7 @@ class NoDrafts:
         return propose(member, config)
 
     def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:  # noqa: ARG002
-        """Return whether `member` should evaluate a candidate's last node in this round."""
+        """Return whether a candidate may win, so that `member` evaluates its last node already."""
         return True
 
 

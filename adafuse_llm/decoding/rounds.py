@@ -279,7 +279,7 @@ def pool_texts(members: Sequence[MemberState], texts: Sequence[str], *, ends: bo
 
 
 def score_texts(members: Sequence[MemberState], pool: Pool) -> Generator[Ask | Scores, None, None]:
-    """Score the texts of `pool_texts` with one pass per member. Yield the scores at the end."""
+    """Score the texts of `pool_texts` with one query per member. Yield the scores at the end."""
     yield from in_lockstep([pool.read(member) for member in members])
     scored = []
     for candidate in pool.candidates:

@@ -94,7 +94,7 @@ class Pool:
         self._leading: dict[MemberState, str] = {}
 
     def add(self, member: MemberState, proposal: Proposal) -> PoolCandidate:
-        """Add a member's spans, and return the candidate of the likeliest span."""
+        """Add a member's spans, and return the candidate of the first one."""
         self._members[member] = None
         texts = [member.opening.from_tree_text(member.text(span.node)) for span in proposal.spans]
         # a member keeps the whitespace with which it begins a reply
@@ -105,7 +105,7 @@ class Pool:
             for span, text in zip(proposal.spans, texts, strict=True)
         ]
         for span, candidate in zip(proposal.spans, candidates, strict=True):
-            if member not in candidate.proposers:  # of equal texts, keep the likelier
+            if member not in candidate.proposers:  # of equal texts, keep the first
                 candidate.proposers.append(member)
                 candidate.nodes[member] = span.node
                 candidate.exact.add(member)
@@ -156,7 +156,7 @@ class Pool:
     def read(
         self, member: MemberState, may_win: Callable[[PoolCandidate], bool] | None = None
     ) -> Steps[None]:
-        """Score every candidate of the pool with a member, in one pass.
+        """Score every candidate of the pool with a member, in one query.
 
         `may_win` returns whether the pass also evaluates the candidate's last node, because the
         next round may begin there. It is None if no round follows.

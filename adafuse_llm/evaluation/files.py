@@ -1,4 +1,4 @@
-"""Read test sets, write results, and resume interrupted runs. All files are JSON Lines."""
+"""Read texts and test sets, write results, and resume interrupted runs."""
 
 from __future__ import annotations
 

@@ -93,10 +93,8 @@ class Display:
                 "" if decided.forced else styles.number(winner.score),
                 Text(left_out or _preferred_to(decided), "dim"),
             )
-        meaning = styles.meaning(self._strategy, rounds)
-        return Group(
-            table, Text(f"{meaning['symbol']}: {meaning['score']} Lower is better.", "dim")
-        )
+        means = styles.meaning(self._strategy, rounds)
+        return Group(table, Text(f"{means['symbol']}: {means['score']} Lower is better.", "dim"))
 
     def alone(self, answers: Mapping[str, str]) -> Table:
         """Return a table of the answers that members give alone, by member."""

@@ -61,7 +61,7 @@ class Metrics(Collector):
         ProcessCollector(registry=registry)
 
     def request(self, route: str, outcome: str, seconds: float) -> None:
-        """Count a request that has ended. Every pair of route and outcome is a time series."""
+        """Count a request that has ended, and its seconds. `route` must be one of a few names."""
         self._requests.labels(route, outcome).inc()
         self._seconds.labels(route).observe(seconds)
 

@@ -149,7 +149,7 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 
 
 def response_usage(counts: Usage) -> dict[str, Any]:
-    """Return the token counts of the member with the most, as the Responses API names them."""
+    """Return the counts of the member with the most tokens, in the form of the Responses API."""
     usage = openai_usage(counts)
     return {
         "input_tokens": usage["prompt_tokens"],

@@ -52,9 +52,9 @@ class Next:
         return self.tokens[0] if self.drawn is None else self.drawn
 
     def branches(self, count: int) -> tuple[int, ...]:
-        """Return the first tokens of up to `count` alternatives (equation 2).
+        """Return up to `count` of the likeliest tokens, which begin alternatives (equation 2).
 
-        If a token is drawn, there is no alternative to it.
+        If a token is drawn, it is the only one.
         """
         return self.tokens[:count] if self.drawn is None else (self.drawn,)
 

@@ -127,9 +127,10 @@ def _draw_fast(
     codes: torch.Tensor,
     is_end: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Draw like `_draw`, but without `top_k` and without sorting the vocabulary, or return `REDO`.
+    """Draw like `_draw`, but without `top_k` and without sorting the vocabulary.
 
-    From the highest sum down, the first token that the options keep wins.
+    Of the tokens that the options keep, the one with the highest sum of log-probability and noise
+    wins. A row whose winner is not certain is `REDO`.
     """
     # find candidates in float32; rounding can make values equal, but never exchanges two of them
     highest = logits.amax(-1, keepdim=True)

@@ -257,9 +257,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         return json.dumps([self.asdict(), stop, kwargs], sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile:
-        """Return the model's capabilities, from the members' files.
+        """Return the model's capabilities without loading members. LangChain calls this.
 
-        `warmup` adds what only loading can show.
+        `warmup` calls it again, because some capabilities show only when members are loaded.
         """
         self._has_own_profile = True
         ensemble, names = self._ensemble, self._names
