@@ -83,15 +83,14 @@ class Display:
             text = styles.quoted(winner)
             if len(decided.text) < len(winner.text):  # a length limit has cut it
                 text += " (cut)"
-            used = decided.asked
-            others = [printable(name) for name in self.members if used and name not in used]
-            left_out = f"not asked: {', '.join(others)}" if others else ""
+            asked = decided.asked or self.members
+            others = ", ".join(printable(name) for name in self.members if name not in asked)
             table.add_row(
                 str(decided.index),
                 _name(look),
                 Text(text, _style(look)),
                 "" if decided.forced else styles.number(winner.score),
-                Text(left_out or _preferred_to(decided), "dim"),
+                Text(f"not asked: {others}" if others else _preferred_to(decided), "dim"),
             )
         means = styles.meaning(self._strategy, rounds)
         return Group(table, Text(f"{means['symbol']}: {means['score']} Lower is better.", "dim"))

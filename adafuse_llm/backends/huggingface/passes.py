@@ -52,7 +52,7 @@ class Passes:
         self._run(pieces)
 
     def read(self, parts: Sequence[tuple[TreeForm | PathForm, int]]) -> None:
-        """Run the next prompt tokens of requests. `parts`: requests, each with a number of tokens."""
+        """Run the next prompt tokens of requests. `parts`: requests with numbers of tokens."""
         self._run([request.read(n) for request, n in parts if isinstance(request, TreeForm)])
 
     def _run(self, pieces: Sequence[Piece]) -> None:
