@@ -179,7 +179,13 @@ class GrammarState:
 
     def forced(self) -> str:
         """Return the whole words that must follow, because nothing else can."""
-        forced = bytes(self._state.deep_copy().compute_ff_bytes())[:MAX_FORCED]
+        state, forced = self._state.deep_copy(), bytearray()
+        while not state.is_accepting() and len(forced) < MAX_FORCED:
+            following = next_bytes(state)
+            if len(following) != 1:
+                break
+            forced += following
+            state.consume_token(following[0])
         # leave out the last character or word if the grammar forces only its beginning
         text = forced.decode(errors="ignore")
         if self.ends_after(text):  # the last word is whole, too
