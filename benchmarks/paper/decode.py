@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -225,13 +226,13 @@ class Runner:
             if callable(clear := getattr(backend, "clear_prefix_cache", None)):
                 clear()
         answer = partial(self._answer, engine, task, options)
+        running = takewhile(lambda _question: not self._cancel.is_set(), todo)
         before = time.perf_counter()
-        for record in in_order(answer, todo, 1 if timed else engine.runtime.max_requests):
-            if record is None:
-                break
-            now = time.perf_counter()
-            yield record.model_copy(update={"seconds": round(now - before, 4)})
-            before = now
+        for record in in_order(answer, running, 1 if timed else engine.runtime.max_requests):
+            if record is not None:
+                now = time.perf_counter()
+                yield record.model_copy(update={"seconds": round(now - before, 4)})
+                before = now
 
     def _answer(
         self, engine: AdaFuseEngine, task: Task, options: Mapping[str, Any], question: Question
