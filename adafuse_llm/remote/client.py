@@ -121,7 +121,7 @@ class RemoteEngine(Engine):
     @override
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         checked = Request(prompt="x", options=overrides).checked(self.config)
-        self._ask("/tokenize", self._body(checked, check=True))
+        self._ask("/v1/completions", self._body(checked, check=True))
 
     @override
     def _tokens(self, checked: Checked, *, inside: bool) -> dict[str, list[int]]:

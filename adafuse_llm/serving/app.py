@@ -131,6 +131,10 @@ async def _complete(
     if extension.timeout is not None:
         limit = min(extension.timeout, limit or extension.timeout)
     try:
+        if extension.check:
+            work = service.result(partial(_check, service, asked), has_grammar=True)
+            await sse.unless_disconnected(request.receive, work)
+            return JSONResponse({"object": "check", "choices": []})
         forms = (*map(asked.options.get, GRAMMARS), asked.form.schema)
         opened = service.admitted(
             partial(_open, service, asked, limit),
@@ -144,6 +148,11 @@ async def _complete(
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
     return sse.StreamResponse(first, parts)
+
+
+def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) -> None:
+    engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
+    engine.check_grammar(**service.check_limits(engine, options))
 
 
 def _open(
@@ -271,23 +280,19 @@ async def _tokenize(service: Service, request: Request) -> Response:
     body, conversation = asked.body, asked.conversation
 
     def encode(_: threading.Event) -> tuple[dict[str, list[int]], int | None]:
-        engine, options = service.resolve(body.model, body.adafuse.strategy, asked.options)
+        engine, options = service.resolve(body.model, None, asked.options)
         options.setdefault("chat_template_kwargs", asked.variables)
-        size = len(asked.prompts[0]) if conversation is None else conversation.characters
-        service.check_limits(engine, options, characters=size)
-        if body.adafuse.check:
-            engine.check_grammar(**options)
-        if isinstance(body, bodies.TokenizeBody) and not body.add_special_tokens:
-            tokens = engine.encode_text(body.prompt, **options)
+        if isinstance(body, bodies.TokenizeBody):
+            service.check_limits(engine, options, characters=len(body.prompt))
+            encode = engine.encode_prompt if body.add_special_tokens else engine.encode_text
+            tokens = encode(body.prompt, **options)
         else:
-            tokens = engine.encode_prompt(*asked.prompts, messages=conversation, **options)
+            assert conversation is not None
+            service.check_limits(engine, options, characters=conversation.characters)
+            tokens = engine.encode_prompt(messages=conversation, **options)
         return tokens, smallest_window(engine.member_info, tokens)
 
-    work = service.result(encode, has_grammar=body.adafuse.check)
-    try:
-        tokens, window = await sse.unless_disconnected(request.receive, work)
-    except (ApiError, AdaFuseError) as error:
-        raise asked.error(error) from error
+    tokens, window = await sse.unless_disconnected(request.receive, service.result(encode))
     member = max(tokens, key=lambda name: len(tokens[name]))
     extension: dict[str, Any] = {"member": member, "tokens": tokens}
     if asked.ignored.warnings:
