@@ -48,11 +48,10 @@ class Encoder:
         codecs = {backend.name: backend.codec for backend, _ in active}
         variables = _variables(active, config)
         have_template = {name: codec.has_chat_template for name, codec in codecs.items()}
-        self.warn_once("templates", mixed_templates(have_template))
-        self.warn_once("reasoning", mixed_reasoning(codecs, variables))
+        self._warn_once("templates", mixed_templates(have_template))
+        self._warn_once("reasoning", mixed_reasoning(codecs, variables))
 
-    def warn_once(self, kind: str, warning: str | None) -> None:
-        """Log a warning, unless the encoder has already logged one of this kind."""
+    def _warn_once(self, kind: str, warning: str | None) -> None:
         if warning and kind not in self._warned:
             self._warned.add(kind)
             logger.warning("%s", warning)
@@ -104,7 +103,7 @@ class Encoder:
                 form, space_tokens = _form(backend, grammar, response, opening, space_tokens)
             ids = _encode(backend, checked, starts.get(name), bare=bool(space_tokens))
             if conversation is None:
-                self.warn_once("tokens", spelled_token(name, backend.codec, text))
+                self._warn_once("tokens", spelled_token(name, backend.codec, text))
                 ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {name!r}")
@@ -139,7 +138,7 @@ class Encoder:
             )
         _check_windows(responses[0])
         if conversation is not None and not any(b.codec.has_chat_template for b, _ in active):
-            self.warn_once("base models", BASE_MODELS)
+            self._warn_once("base models", BASE_MODELS)
         return responses
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:

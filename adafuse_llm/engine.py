@@ -364,10 +364,9 @@ class AdaFuseEngine(Engine):
             calls=CALL_CLOSES in (config.grammar or "") or bool(talk and talk.tools),
             prefix=members[0].reply_prefix,
         )
-        warn = None
-        if config.max_new_tokens is None and limit == checked.limit:
-            warn = partial(self._encoder.warn_once, "default limit")
-        response = Response(members, self.strategy.name, transcript, config.calibration, warn)
+        has_default = config.max_new_tokens is None
+        name = self.strategy.name
+        response = Response(members, name, transcript, config.calibration, has_default)
         return Job(
             members,
             needs,

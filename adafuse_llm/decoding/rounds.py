@@ -157,16 +157,14 @@ def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
 class Response:
     """One response while it grows: its text, its rounds, and its log-likelihoods by member.
 
-    The calibration, if there is one, computes the confidence of the response at its end. If the
-    limit of tokens is a default that nobody has set, `warn_of_default` warns when it ends the
-    response.
+    The calibration, if there is one, computes the confidence of the response at its end.
     """
 
     members: Sequence[MemberState]
     strategy: str
     transcript: Transcript
     calibration: Calibration | None = None
-    warn_of_default: Callable[[str], None] | None = None
+    has_default_limit: bool = False  # nobody has set the limit of tokens
     rounds: list[Round] = field(default_factory=list)
     member_logprobs: dict[str, float] = field(default_factory=dict)
 
@@ -360,12 +358,8 @@ def _finish(outcome: RoundOutcome, response: Response) -> tuple[FinishReason | N
     if any(member.room(end) <= 0 for member, end in winner.nodes.items()):
         limit = members[0].limit
         tokens = "token" if limit == 1 else "tokens"
-        warn = response.warn_of_default
-        kind = "default limit" if warn else "limit"
-        cut_by = f"the {kind} of {limit:,} {tokens} (max_new_tokens)"
-        if warn:
-            warn(f"{cut_by} ended a response. Set a higher one, or -1 for all that windows leave")
-        return "length", cut_by
+        kind = "default limit" if response.has_default_limit else "limit"
+        return "length", f"the {kind} of {limit:,} {tokens} (max_new_tokens)"
     for member in members:
         if member not in winner.nodes or member.is_full(winner.nodes[member]):
             window = f"{member.window:,} tokens"

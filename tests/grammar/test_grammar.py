@@ -24,6 +24,14 @@ def compiled(**form: Any) -> Grammar:
     return grammar
 
 
+def test_long_forced_text_is_read_in_pieces() -> None:
+    """Because all copies of a state share a lexer, which fails after some 25,000 new bytes."""
+    engine = AdaFuseEngine([backend(Recipe("llama", "bytelevel", seed=1, layers=1))])
+    generation = engine.generate("x", json_schema={"const": "word " * 9000})
+    assert generation.rounds[0].forced
+    assert generation.text.startswith('"word word')
+
+
 # Masks ------------------------------------------------------------------------------------------
 
 KINDS = ("bytelevel", "sentencepiece", "unigram", "gemma", "legacy", "prefixed")
