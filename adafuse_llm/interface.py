@@ -25,8 +25,6 @@ from adafuse_llm.results import (
 )
 from adafuse_llm.run import Run, check_one_response, with_alternatives
 
-__all__ = ["Engine"]
-
 
 class Engine(ABC):
     """An ensemble of language models that decode one response together.

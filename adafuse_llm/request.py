@@ -20,8 +20,6 @@ from adafuse_llm.errors import (
 from adafuse_llm.text.conversation import Conversation, Tool, check_conversation
 from adafuse_llm.text.words import check_text
 
-__all__ = ["Request"]
-
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 

@@ -13,8 +13,6 @@ from typing import Any, Generic, TypeVar
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
 from adafuse_llm.results import Generation, Scores, StreamEvent
 
-__all__ = ["Run"]
-
 E = TypeVar("E", bound=StreamEvent | Scores)
 
 Deliver = Callable[[int, Any], None]
