@@ -87,7 +87,8 @@ class Results:
             afresh: whether to drop the results so far.
 
         Raises:
-            InvalidInputError: another process uses the file, or its run had other settings.
+            InvalidInputError: another process uses the file, or it has something else than results
+                with these settings.
         """
         if self.path.exists() and not self.path.is_file():  # reading from a pipe would block
             raise InvalidInputError(f"{self.path} is not a regular file. Choose another output.")

@@ -95,7 +95,11 @@ class _Files(_Member):
 
 
 class TransformersMember(_Files):
-    """A transformers model. If a setting is None, the argument of the loading call counts."""
+    """A transformers model.
+
+    If `revision`, `dtype`, `device_map` or `trust_remote_code` is None, the argument of the loading
+    call counts.
+    """
 
     dtype: Dtype | None = None
     """Dtype of the weights, such as "bfloat16" or "auto"."""

@@ -51,8 +51,9 @@ class CacheBudget:
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
-                # The limit is half of the memory that no request holds. Running requests may hold
-                # nothing yet, or all that they reserve. In between, the earlier limit stays.
+                # The limit is half of the memory that is free without requests. Running requests
+                # may hold nothing yet, or all that they reserve. So an earlier limit between these
+                # two stays.
                 free = backend.free_bytes()
                 reserved = sum(each.get(place, 0) for each in running)
                 lowest, most = free // 2, (free + reserved) // 2

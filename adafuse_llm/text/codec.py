@@ -385,8 +385,8 @@ class TokenizerCodec(TextCodec):
 
 
 def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
-    # return a `tokenizers.Tokenizer` for text, and one for conversations; None if the tokenizer
-    # has none that can be copied, or has methods of its own
+    # return a `tokenizers.Tokenizer` for text and, if `needs_two`, a copy for conversations; None
+    # twice if the tokenizer has none, has methods of its own, or cannot be copied when needed
     if not getattr(tokenizer, "is_fast", False):
         return None, None
     from transformers import PreTrainedTokenizerFast

@@ -97,7 +97,7 @@ class Transcript:
 
 
 def begun_size(text: str, beginnings: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` with which one of `beginnings` begins."""
+    """Return the length of the longest proper prefix of one of `beginnings` that ends `text`."""
     sizes = (
         size
         for each in beginnings

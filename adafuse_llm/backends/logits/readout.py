@@ -66,7 +66,7 @@ def read(
         parts.append(_summaries(evaluated, tokens, top, word_ends=word_ends).flatten())
     if scored:
         parts.append(logprobs(scored))
-    # wait for the device only here
+    # wait for the device once, for all numbers
     numbers = torch.cat(parts).cpu() if parts else torch.empty(0)
     size = len(numbers) - len(scored)
     rows = numbers[:size].view(len(evaluated), -1).tolist() if evaluated else []
