@@ -17,8 +17,9 @@ A model can also be a mapping of the settings of `TransformersMember`, `GGUFMemb
 `ServerMember`, such as ``{path: path/one.gguf, context: 4096}`` or ``{url: "http://host:8000/v1"}``.
 
 The format is YAML, which includes JSON. `json_schema` is a mapping, or the path of a JSON file
-relative to the configuration file. A file cannot set `trust_remote_code`: only the person who
-starts the program can allow code to run.
+relative to the configuration file; paths of models are relative to the folder in which the program
+starts. A file cannot set `trust_remote_code`: only the person who starts the program can allow code
+to run.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
-"""Colors by Okabe and Ito. They differ in lightness, so color-blind readers can tell them apart."""
+"""Colors by Okabe and Ito, which color-blind readers can tell apart."""
 
 MARKS = "●■▲◆★▼○□△◇☆▽"
 

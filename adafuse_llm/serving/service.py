@@ -132,7 +132,7 @@ class Service:
         characters: int = 0,
         is_long: bool = False,
     ) -> dict[str, Any]:
-        """Return a checked request's options. The server's token limit replaces a higher default.
+        """Return a checked request's options. The server's limit replaces a higher default, and -1.
 
         The longest of the request's `inputs` prompts has `characters` characters. `is_long`:
         whether replies are long by default, as in a chat, because a cut-off reply helps nobody.

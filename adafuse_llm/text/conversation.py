@@ -179,7 +179,7 @@ class Conversation:
         return replace(self, messages=(*self.messages[:-1], last), continues=True)
 
     def before_reply(self) -> Conversation:
-        """Return the conversation without its last message, or one empty message of a user."""
+        """Return the conversation without its last message, but with at least an empty one."""
         nothing: Message = {"role": "user", "content": ""}
         return replace(self, messages=self.messages[:-1] or (nothing,), continues=False)
 

@@ -159,7 +159,7 @@ class ServerBackend(Backend):
             ) from error
 
     def _result(self, query: Query, prompts: Prompts, count: int) -> QueryResult:
-        # sort the likeliest tokens
+        # summarize the distributions, and read the scores
         summaries = []
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)

@@ -49,7 +49,7 @@ class AdaFuseRaw(BaseModel):
 
     @classmethod
     def of(cls, rounds: tuple[Round, ...], generation: Generation | None) -> AdaFuseRaw:
-        """Return the ``raw`` field of a chunk or, with a `generation`, of a whole response."""
+        """Return the field with `rounds`. A `generation` adds the values of the whole response."""
         if generation is None:
             return cls(rounds=rounds)
         counts = openai_usage(generation.usage)
