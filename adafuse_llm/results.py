@@ -192,7 +192,7 @@ class Generation(_Result):
         rounds: the rounds, in order.
         finish_reason: why the response ended.
         cut_by: what limited the length, if the reason is ``"length"``, such as ``the limit of 9
-            tokens (max_new_tokens)``; otherwise "". Where nobody set it, it is "the default limit".
+            tokens (max_new_tokens)``, or ``the default limit of ...`` if nobody set it; else "".
         usage: the cost.
         strategy: name of the strategy that ran, never ``"auto"``; "" if it is not known.
         logprob: log-probability of the response under the strategy's rule, in nats: the sum over

@@ -192,7 +192,7 @@ def likeliest(
         chosen = above | (equal & (equal.cumsum(-1) <= left))
         ids = chosen.to(torch.uint8).topk(top).indices
         values = logits.gather(-1, ids)
-    # sort by token id, and then by logit
+    # sort by logit, and equal logits by token id: the second sort is stable
     ids, order = ids[:, :top].sort(dim=-1)
     values, by_value = values[:, :top].gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, by_value), is_tied
