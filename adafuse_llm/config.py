@@ -251,7 +251,7 @@ class AdaFuseConfig(Options):
     """Texts to choose from. The members score all of them, and the likeliest one becomes the
     response."""
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """0: nothing is drawn. Above 0, every member draws its tokens: the chance of a token is
+    """0: nothing is drawn. With T above 0, every member draws its tokens: the chance of a token is
     proportional to its probability to the power of 1/T. The ensemble chooses among the drawn spans;
     with `mixture`, one member writes each word. A member then proposes one span, so
     `branching_factor` has no effect. `choices` are never drawn."""

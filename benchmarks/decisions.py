@@ -253,9 +253,10 @@ def report(task: str, cases: Sequence[Case], read: Sequence[list[dict[str, Any]]
         half = groups < np.median(np.unique(groups))
         notes += [_tested(questions, answers, reads, [known]) for known in (half, ~half)]
         # leave out so many states at a time that each fit has about `FITTED` questions
-        parts = round(len(questions) / max(1, len(questions) - FITTED))
-        for seed in range(3):
-            part = np.random.default_rng(seed).permutation(max(states) + 1)[states] % max(2, parts)
+        rest = len(questions) - FITTED
+        for seed in range(3 if rest > 0 else 0):
+            parts = max(2, round(len(questions) / rest))
+            part = np.random.default_rng(seed).permutation(max(states) + 1)[states] % parts
             fits = [part != each for each in np.unique(part)]
             notes.append(_tested(questions, answers, reads, fits))
     return "\n".join([*rows, "", *notes, ""])
