@@ -25,9 +25,9 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects can have only the properties that it lists.
 
     Few authors want other properties, but few forbid them. ``additionalProperties`` becomes false
-    in object schemas that list all required ``properties`` and have no keyword about others. Every
-    value that fits the result also fits `schema`. A schema that combines the properties of several
-    schemas, as with ``allOf``, stays as it is, because closing its parts could exclude all values.
+    in object schemas that list all required ``properties`` and have no keyword about others. But it
+    leaves a schema as it is that combines the properties of several schemas, as with ``allOf``,
+    because closing its parts could exclude all values.
     """
     combines = False
 

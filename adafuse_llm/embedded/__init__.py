@@ -45,7 +45,8 @@ class HandbookQuestion:
 class HeldoutQuestion:
     """A question that is not in the members' training data.
 
-    ``passages`` hold the answer. Questions that need no passage, such as arithmetic, have none.
+    One of the ``passages`` holds the answer; if none does, the answer is ``not stated``. Arithmetic
+    needs no passages.
     """
 
     question: str

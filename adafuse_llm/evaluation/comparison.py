@@ -1,8 +1,8 @@
 """A paired comparison of two systems that answered the same questions.
 
 Every answer is right or wrong. The p-value is that of McNemar's exact test, and the interval
-contains all differences that this test does not reject. So the interval excludes 0 if and only if
-p < 0.05.
+contains all differences that this test does not reject (but see `unseen`). So the interval excludes
+0 if and only if p < 0.05.
 
 To find the interval, think of random subsets that contain each question with probability one half.
 The difference on such a subset is as likely to be above as below the true difference (Hartigan,
@@ -58,7 +58,8 @@ class Comparison(BaseModel):
         questions: number of questions. Both systems answered all of them.
         ours, theirs: the scores of the two systems in percent.
         difference: ours minus theirs in percentage points, with its 95 % interval: all differences
-            that the test does not reject. With five questions or fewer, the test rejects none.
+            that the test does not reject. With five questions or fewer, the test rejects none. If
+            both are right on the same questions, the bounds are those of `unseen` instead.
         p_value: two-sided p-value: the probability of a difference at least this large if both
             systems are equally good.
         needed: about how many questions would show a difference of this size at p < 0.05 in four of

@@ -90,7 +90,9 @@ Parts = dict[Path, tuple[dict[str, Any], dict[str, Any]]]  # as given, and as co
 
 
 def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of draft 2020-12 that llguidance enforces fully with `COMPILE_OPTIONS`.
+    """Return a schema that llguidance enforces fully with `COMPILE_OPTIONS`.
+
+    It allows no value that `schema` forbids.
 
     Raises:
         GrammarError: the schema is invalid, or uses a keyword that cannot be enforced. The message

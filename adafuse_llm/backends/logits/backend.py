@@ -189,7 +189,7 @@ class LogitsBackend(Backend, Generic[S]):
         state = self._state_of(query.tree)
         kept = {query.tree.root, *query.evaluate, *state.rows}
         scores: list[float] = []
-        # one node first, because the root's logits stay, and keep those of its part in memory
+        # score one node alone first: the root's logits stay, and keep those of their pass alive
         for start in range(1 - size, len(query.score), size):
             part = query.score[max(0, start) : start + size]
             self._advance([replace(query, evaluate=(), score=part)])
