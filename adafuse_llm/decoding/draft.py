@@ -80,8 +80,9 @@ class Lookup:
         # Copy one token, and one more for every two tokens that are the same before both places:
         # a long quotation probably goes on.
         last = (*ids[-MAX_COMPARED:], *member.tree.tokens(node))[-MAX_COMPARED:]
-        most = min(len(last), place)
-        equal = next((n for n in range(most) if ids[place - 1 - n] != last[-1 - n]), most)
+        most, equal = min(len(last), place), 0
+        while equal < most and ids[place - 1 - equal] == last[-1 - equal]:
+            equal += 1
         copied: list[Node] = []
         for token in ids[place : place + 1 + equal // 2]:
             if token in member.end_ids or member.is_full(node):
@@ -266,9 +267,10 @@ class Drafts(NoDrafts):
 
     def _is_likely(self, member: MemberState, candidate: PoolCandidate) -> bool:
         # `candidate` is in the pool of the drafts
-        share = len(candidate.proposers) / len(self._members)
+        if candidate not in self._likeliest:
+            return False
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
-        return candidate in self._likeliest and share >= least
+        return len(candidate.proposers) / len(self._members) >= least
 
     def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Iterable[Node]:
         """Return the nodes that a pass of `member` should evaluate in addition to `wanted`."""

@@ -41,6 +41,10 @@ a character, the codec also decodes earlier ones."""
 CACHED_CONTEXTS = 1_024
 """Number of contexts whose texts a codec caches."""
 
+SHORT, CACHED_TEXTS = 64, 4_096
+"""Maximum length of a text whose tokens a codec caches, and maximum number of these texts: most
+candidates of a round are common words."""
+
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts that a codec puts before a continuation, so that the tokenizer does not take it for the
 start of a text. The codec uses the first one with an exact encoding."""
@@ -56,6 +60,8 @@ _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
 """Methods of transformers that a codec bypasses unless a tokenizer has its own: for short texts,
 they take several times as long as the tokenizer itself."""
+_JOINING = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace"}
+"""Steps of decoders after which the texts of tokens are joined."""
 AT_START = ReplyStart()
 
 
@@ -137,6 +143,7 @@ class TokenizerCodec(TextCodec):
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._decode_context = cached(self._decode, CACHED_CONTEXTS)
+        self._encode_short = cached(self._encode_text, CACHED_TEXTS)
         template = getattr(tokenizer, "chat_template", None)
         self.has_chat_template = bool(template)
         self.template_facts = TemplateFacts.of(
@@ -144,6 +151,8 @@ class TokenizerCodec(TextCodec):
         )
         self._core, self._template_core = _cores(tokenizer, needs_two=bool(template))
         self._lock = threading.Lock()  # a call of transformers stores its settings in the tokenizer
+        self._joins = getattr(tokenizer, "joins_tokens", False) or _joins(self._core)
+        self._token_texts: dict[int, str] = {}
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         markers = {
@@ -327,6 +336,15 @@ class TokenizerCodec(TextCodec):
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         last = context[-CONTEXT_TOKENS:]
         before = self._decode_context(tuple(last))
+        # after whole characters, most tokenizers join the texts of the tokens
+        if self._joins and before and before[-1] != REPLACEMENT:
+            try:
+                text = "".join([self._token_texts[token] for token in tokens])
+            except KeyError:
+                self._token_texts |= {token: self._token_text(token) for token in tokens}
+                return self.decode_continuation(context, tokens)
+            if REPLACEMENT not in text:
+                return text
         while before.startswith(REPLACEMENT) and len(last) < len(context):
             # the context begins inside a character, or between bytes that belong together
             last = context[-2 * len(last) :]
@@ -338,12 +356,12 @@ class TokenizerCodec(TextCodec):
 
         U+FFFD stands for an incomplete character.
         """
-        context = self._encode("a")
         ids = set(self._tokenizer.get_vocab().values())
-        return [
-            self.decode_continuation(context, [token]) if token in ids else ""
-            for token in range(max(ids) + 1)
-        ]
+        return [self._token_text(token) if token in ids else "" for token in range(max(ids) + 1)]
+
+    def _token_text(self, token: int) -> str:
+        context = self._encode("a")
+        return added(self._decode_context(tuple(context)), self._decode([*context, token]))
 
     def _encode_template(self, text: str, *, is_first: bool = True) -> list[int]:
         # put an anchor before all parts but the first, because they do not start a text
@@ -356,6 +374,10 @@ class TokenizerCodec(TextCodec):
     def _encode(
         self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
     ) -> list[int]:
+        encode = self._encode_short if len(text) <= SHORT else self._encode_text
+        return list(encode(text, add_special_tokens=add_special_tokens, as_text=as_text))
+
+    def _encode_text(self, text: str, *, add_special_tokens: bool, as_text: bool) -> list[int]:
         # if `as_text` is true, control tokens that the text spells out stay text
         core = self._core if as_text else self._template_core
         if core is not None:
@@ -402,6 +424,22 @@ def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
         return core, copy.deepcopy(core) if needs_two else None
     except Exception:  # some parts of tokenizers that are written in Python cannot be copied
         return None, None
+
+
+def _joins(core: Any) -> bool:
+    # whether a `tokenizers.Tokenizer` joins the texts of tokens that follow whole characters
+    try:
+        decoder = json.loads(core.decoder.__getstate__())
+    except Exception:  # there is no decoder, or one that is written in Python
+        return False
+
+    def joins(step: Mapping[str, Any]) -> bool:
+        kind = step["type"]
+        if kind == "Replace":  # a longer pattern can match across tokens
+            return len(step["pattern"].get("String", "")) == 1
+        return kind in _JOINING or (kind == "Strip" and not step["stop"])
+
+    return all(map(joins, decoder.get("decoders", [decoder])))
 
 
 class _ControlTokens:

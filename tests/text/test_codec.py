@@ -240,3 +240,19 @@ def test_an_exact_continuation_decodes_to_its_text(kind: str, context: str, text
         assert {*known.all_special_ids}.isdisjoint(tokens)
     if kind not in LOSSY:
         assert exact, (context, text)
+
+
+@pytest.mark.parametrize("kind", [*TOKENIZER_KINDS, "llama2", "wordpiece", *MAKERS])
+@given(st.data())
+def test_texts_of_tokens_are_joined_only_where_the_tokenizer_would_join_them(
+    kind: str, data: st.DataObject
+) -> None:
+    known = _with_template(kind, None)
+    quick, slow = TokenizerCodec(known), TokenizerCodec(known)
+    slow._joins = False
+    # words, bytes and special tokens
+    ids = [*known.encode("the light of \U0001f600 <b>\n 5"), *range(40), *known.all_special_ids]
+    tokens = data.draw(st.lists(st.sampled_from(ids), min_size=1, max_size=8))
+    for cut in range(len(tokens)):
+        context, rest = tokens[:cut], tokens[cut:]
+        assert quick.decode_continuation(context, rest) == slow.decode_continuation(context, rest)

@@ -14,7 +14,7 @@ from adafuse_llm.backends.gguf.header import GGUFFacts
 from adafuse_llm.backends.llamacpp.library import Model, load_library
 from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
-from adafuse_llm.text.codec import cached
+from adafuse_llm.text.codec import CACHED_TEXTS, SHORT, cached
 
 SENTENCEPIECE, BPE = 1, 2
 """llama.cpp's numbers of the kinds of vocabularies that can encode every text."""
@@ -38,10 +38,6 @@ WORD, TEXT = 1_000, 10_000
 whitespace. Longer runs are split, as llama.cpp's regular expressions need stack memory for every
 character of a word: a word of 40,000 letters would end the process."""
 
-SHORT, CACHED = 64, 4_096
-"""Maximum length of a text whose tokens are cached, and maximum number of these texts. With some
-vocabularies, llama.cpp compiles regular expressions for every text, for up to a millisecond."""
-
 _LONG = re.compile(rf"\w{{{WORD}}}|\s{{{WORD}}}|[^\w\s]{{{WORD}}}|\S{{{TEXT}}}")
 _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
 _MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -61,6 +57,7 @@ class LlamaTokenizer:
         unk_token_id: id of the token for text that no other token can write, or None.
         prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. An end
             token that llama.cpp puts after a prompt is left out, because members continue prompts.
+        joins_tokens: `decode` joins the texts of tokens that follow other text.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Guesses of llama.cpp are left out, because it may
             take any token for an end token.
@@ -69,6 +66,8 @@ class LlamaTokenizer:
     Raises:
         UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
     """
+
+    joins_tokens = True
 
     def __init__(self, model: Model, facts: GGUFFacts) -> None:
         self._model = model  # Python must not free it before the vocabulary
@@ -100,7 +99,8 @@ class LlamaTokenizer:
         self.end_ids = frozenset(end for end in ends if end is not None)
         self._closed = False
         self._lock = threading.Lock()
-        self._tokenize_short = cached(self._tokenize, CACHED)
+        # with some vocabularies, llama.cpp compiles regular expressions for every text
+        self._tokenize_short = cached(self._tokenize, CACHED_TEXTS)
         # find the tokens that llama.cpp puts before a text
         plain, whole = self._tokenize("a"), self._tokenize("a", add_special=True)
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
