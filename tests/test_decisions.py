@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Choice, Predicate, RemoteEngine, Score
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.decisions import ask, state_text
+from adafuse_llm.decisions import state_text
 from adafuse_llm.errors import ContextWindowError, DecodingError, InvalidInputError
 from adafuse_llm.serving import create_app
 from tests.support import models
+from tests.support.deciding import assert_reads_a_state_once
 from tests.support.serving import served
 
 pytestmark = pytest.mark.quick
@@ -178,14 +179,7 @@ def test_an_answer_depends_neither_on_the_batch_nor_on_the_door() -> None:
 
 def test_members_read_a_state_once_for_all_questions() -> None:
     engine = models.engine(*models.CHATTING)
-    state = models.TEXT[:600].replace("\n", " ")
-    questions = {f"q{n}": Choice(f"Is it {n}?", ["yes", "no", "perhaps"]) for n in range(4)}
-    decision = engine.decide(state, questions)
-    requests, _ = ask(engine, [state], questions, {})
-    prompts = [engine.encode_prompt(messages=r.messages, **r.options) for r in requests]
-    for name, ids in engine.encode_text(state).items():
-        asked = sum(len(prompt[name]) - len(ids) for prompt in prompts)
-        assert decision.usage.tokens_processed[name] <= 1.2 * (len(ids) + asked)
+    assert_reads_a_state_once(engine, models.TEXT[:600].replace("\n", " "), 4)
 
 
 def test_a_state_is_read_as_json_or_in_the_plain_format() -> None:

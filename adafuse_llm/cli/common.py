@@ -161,6 +161,8 @@ class Setup:
 class Parser(argparse.ArgumentParser):
     """An argument parser with one-line errors. For an unknown flag, it suggests a known one."""
 
+    unused: Collection[str] = ()
+
     def flag(self, usage: str, text: str = "", **settings: Any) -> None:
         """Add a flag. A flag with the name of an option sets this option.
 
@@ -193,7 +195,8 @@ class Parser(argparse.ArgumentParser):
             option = flag.strip("-").replace("-", "_")
             known = self._option_string_actions
             hint = nearest(flag, known, similarity=0.75)  # not --strategy for --trace
-            hint = f" Use -o {option}=VALUE" if option in FIELDS else hint
+            if option in FIELDS and option not in self.unused:
+                hint = f" Use -o {option}=VALUE"
             self.error(f"unknown argument {flag}.{hint}")
         return flags
 
@@ -257,6 +260,7 @@ class Command:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        parser.unused = self.unused
         self.add_flags(parser)
         parser.flag("--config FILE", "YAML or JSON file with models and options.")
         if self.kinds:

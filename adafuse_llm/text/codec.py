@@ -121,17 +121,10 @@ class TextCodec(ABC):
         return None
 
 
-def cached(method: Callable[..., Any], size: int) -> Callable[..., Any]:
+def cached(method: Any, size: int) -> Callable[..., Any]:
     """Return a bound method with a cache. The cache does not keep the method's object alive."""
-    weak = weakref.WeakMethod(method)
-
-    @functools.lru_cache(size)
-    def call(*args: Any, **options: Any) -> Any:
-        bound = weak()
-        assert bound is not None, "its object makes the call"
-        return bound(*args, **options)
-
-    return call
+    bound = functools.partial(method.__func__, weakref.proxy(method.__self__))
+    return functools.lru_cache(size)(bound)
 
 
 class TokenizerCodec(TextCodec):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from adafuse_llm import AdaFuseEngine, Choice, Predicate, Score
 from adafuse_llm.decisions import Question
+from tests.support.deciding import assert_reads_a_state_once
 from tests.support.models import TEXT
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf]
@@ -46,3 +47,13 @@ def test_no_answer_changes_with_the_order_of_its_options(
         assert one[name].probabilities == pytest.approx(other[name].probabilities, abs=1e-4)
         for member, own in one[name].members.items():
             assert own == pytest.approx(other[name].members[member], abs=1e-4)
+
+
+def test_members_read_a_long_state_once_for_eight_questions(
+    real_gguf: dict[str, Any], real_backends: dict[str, Any]
+) -> None:
+    state = " ".join(8 * TEXT.split())
+    for members in ([real_gguf["smollm"], real_gguf["qwen"]], [real_backends["smollm"]]):
+        with AdaFuseEngine(members) as engine:
+            assert min(map(len, engine.encode_text(state).values())) >= 900
+            assert_reads_a_state_once(engine, state, 8)

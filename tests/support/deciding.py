@@ -2,8 +2,9 @@
 
 import re
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Choice
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.decisions import ask
 
 WORD = re.compile(r"\w{5,}")
 
@@ -32,3 +33,14 @@ def deciding_engine(
         letters = [f" {letter}" for letter in "ABCDEFGH"]
         members.append(FakeBackend(name, rule, letters, context_window))
     return AdaFuseEngine(members, config)
+
+
+def assert_reads_a_state_once(engine: AdaFuseEngine, state: str, count: int) -> None:
+    """Check that members process the state once for all questions, and little more."""
+    questions = {f"q{n}": Choice(f"Is it {n}?", ["yes", "no", "perhaps"]) for n in range(count)}
+    decision = engine.decide(state, questions)
+    requests, _ = ask(engine, [state], questions, {})
+    prompts = [engine.encode_prompt(messages=r.messages, **r.options) for r in requests]
+    for name, ids in engine.encode_text(state).items():
+        asked = sum(len(prompt[name]) - len(ids) for prompt in prompts)
+        assert decision.usage.tokens_processed[name] <= 1.2 * (len(ids) + asked)

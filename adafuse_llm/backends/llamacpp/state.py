@@ -7,6 +7,7 @@ at any time, because `LlamaState.plan` plans them again when a query needs them.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -103,11 +104,8 @@ class LlamaState(RequestLogits):
                 length = self.committed if parent is self._root else parent.length
                 self._context.copy(source, sequence, 0, length)
             self.tips[tip] = sequence
-            step = tip
-            while step is not parent:
+            for step in itertools.takewhile(lambda node: node is not parent, _upwards(tip)):
                 through.setdefault(step, []).append(sequence)
-                assert step.parent is not None
-                step = step.parent
 
     def reroot(self, before: Node, below: set[Node]) -> None:
         # the trunk takes over the cells up to the new root

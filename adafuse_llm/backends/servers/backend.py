@@ -7,13 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.servers.api import Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.errors import MemberError, MemberUnavailableError
+from adafuse_llm.tree.adjustment import log_sum
 from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
 logger = logging.getLogger(__name__)
@@ -165,7 +164,7 @@ class ServerBackend(Backend):
             prompt = _prompt_of(query.tree, node, prompts)
             likely = sorted(prompt.listed.items(), key=lambda item: (-item[1], item[0]))
             tokens, logprobs = zip(*likely[: query.top], strict=True)
-            ends = _total([prompt.logprobs[token] for token in self.end_ids])
+            ends = log_sum([prompt.logprobs[token] for token in self.end_ids])
             word_end = self._word_end(prompt) if query.word_ends else None
             summaries.append(Next(tokens, logprobs, ends, word_end_logprob=word_end))
         scores = [
@@ -183,7 +182,7 @@ class ServerBackend(Backend):
         total = known[best] - prompt.ends[best]
         # add the tokens that end a word, but that the regular expression does not permit
         apart = [known[t] for t in self._word_ends if prompt.ends[t] == -math.inf]
-        return min(0.0, _total([total, *apart]))
+        return min(0.0, log_sum([total, *apart]))
 
     def _find_word_ends(self) -> bool | None:
         """Return whether the server returns probabilities of word ends; None to ask again later."""
@@ -234,7 +233,3 @@ def _prompt_of(tree: TokenTree, node: Node | None, prompts: Prompts) -> Prompt:
     assert node is not None, "the root has no log-probability"
     ids = (*tree.ids, *tree.tokens(node))
     return prompts.setdefault(ids, Prompt(ids))
-
-
-def _total(logprobs: Sequence[float]) -> float:
-    return float(np.logaddexp.reduce(logprobs, initial=-np.inf))
