@@ -63,9 +63,6 @@ DECODING: Final = {
 }
 """By option of `AdaFuseConfig`: the flag that sets it in commands that decode, and its help."""
 
-REPEATABLE: Final = ("models", "docs", "options", "stop", "use", "choices")
-"""Names (``dest`` in argparse) of the flags that can be repeated."""
-
 OPTIONS: Final = (AdaFuseConfig, RuntimeConfig)
 """Classes of the options that most commands can set with ``-o``."""
 
@@ -169,7 +166,8 @@ class Parser(argparse.ArgumentParser):
         Args:
             usage: the flag, and the name of its value if it has one, such as ``--trials N``. FILE
                 and PATH stand for a `Path`, and N for a whole number from 1.
-            text: the help, or "" for the option's description. The default is added to it.
+            text: the help, or "" for the option's description. The default is added to it. If it
+                says *Repeatable*, the value is a list.
             **settings: other arguments of `add_argument`.
         """
         flag, _, value = usage.partition(" ")
@@ -179,9 +177,9 @@ class Parser(argparse.ArgumentParser):
         else:
             kinds = {"FILE": Path, "PATH": Path, "N": positive}
             settings = {"metavar": value, "type": kinds.get(value, str), **settings}
-        if name in REPEATABLE:
-            settings |= {"action": "append", "default": []}
         text = text or FIELDS[name].description or ""
+        if "Repeatable" in text:
+            settings |= {"action": "append", "default": []}
         default = settings.get("default", FIELDS[name].default if name in FIELDS else None)
         if default and "Default" not in text:
             text += f" Default: {default}."

@@ -21,10 +21,8 @@ def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
     parser.add_argument("question", metavar="QUESTION", help="Question about the state.")
     parser.flag("--state FILE", "Text that the question is about. Default: that of stdin.")
-    parser.flag("--choice TEXT", "Option of the answer. Repeatable.", action="append", default=[])
-    parser.flag(
-        "--level TEXT", "Level of a scale, upwards. Repeatable.", action="append", default=[]
-    )
+    parser.flag("--choice TEXT", "Option of the answer. Repeatable.")
+    parser.flag("--level TEXT", "Level of a scale, upwards. Repeatable.")
     parser.flag(
         "--orders N",
         "Maximum number of orders in which members read the options. Default: all rotations of up "

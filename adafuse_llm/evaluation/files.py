@@ -90,8 +90,6 @@ class Results:
             InvalidInputError: another process uses the file, or it has something else than results
                 with these settings.
         """
-        if self.path.exists() and not self.path.is_file():  # reading from a pipe would block
-            raise InvalidInputError(f"{self.path} is not a regular file. Choose another output.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path.with_name(f"{self.path.name}.lock"), blocking=False)
         try:

@@ -90,9 +90,7 @@ Parts = dict[Path, tuple[dict[str, Any], dict[str, Any]]]  # as given, and as co
 
 
 def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that llguidance enforces fully with `COMPILE_OPTIONS`.
-
-    It allows no value that `schema` forbids.
+    """Return a schema that llguidance enforces with `COMPILE_OPTIONS`. It allows no more values.
 
     Raises:
         GrammarError: the schema is invalid, or uses a keyword that cannot be enforced. The message

@@ -94,9 +94,6 @@ def read_input(sent: str | Sequence[dict[str, Any]], ignored: Ignored) -> list[T
         place = f"input.{number}"
         item = _known(each, place)
         kind, call_id = item["type"], item.get("call_id")
-        if not isinstance(call_id, (str, type(None))):
-            name = f"{place}.call_id"
-            raise invalid(f"{name} must be a text; got {short_repr(call_id)}", name)
         if kind == "reasoning":
             reasoning = _reasoning(item)
             continue

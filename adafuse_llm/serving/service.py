@@ -232,8 +232,6 @@ class Service:
     def begin_drain(self) -> None:
         """Refuse new requests, and end the running ones after `ServingConfig.drain_seconds`."""
         with self._lock:
-            if self._stops:
-                return
             self._stops = True
         seconds = self.config.drain_seconds
         logger.info("the server stops: %d requests may take %g seconds more", self.running, seconds)

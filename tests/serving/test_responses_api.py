@@ -179,7 +179,6 @@ def test_reasoning_is_an_item_and_returns_to_the_members():
         ("n", {"extra_body": {"n": 2}}),
         ("input", {"input": []}),
         ("input.0", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
-        ("input.0.call_id", {"input": [{"type": "function_call", "call_id": 3}]}),
         ("max_output_tokens", {"max_output_tokens": 401}),
         ("reasoning.effort", {"extra_body": {"reasoning": {"effort": 3}}}),
         ("text.format", {"text": {"format": {"type": "json_schema", "json_schema": {}}}}),

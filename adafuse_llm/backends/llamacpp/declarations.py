@@ -124,7 +124,6 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_memory_seq_rm": (c_bool, pointer, c_int32, c_int32, c_int32),
     # passes
     "llama_batch_init": (Batch, c_int32, c_int32, c_int32),
-    "llama_batch_free": (None, Batch),
     "llama_decode": (c_int32, pointer, Batch),
     "llama_get_logits": (POINTER(c_float), pointer),
 }
