@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 from pydantic.errors import PydanticUserError
@@ -343,10 +344,13 @@ class AdaFuseConfig(Options):
             raise ValueError("choices must be different texts, each with a visible character")
         return choices
 
-    @field_validator("top_k", mode="before")
+    @field_validator(*SAMPLING, *ADJUSTMENTS, "top_logprobs", mode="before")
     @classmethod
-    def _no_limit(cls, top_k: Any) -> Any:
-        return None if top_k in (0, -1) else top_k
+    def _number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("the value must be a number")
+        is_no_limit = info.field_name == "top_k" and value in (0, -1)
+        return None if is_no_limit else value
 
     def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return a validated copy in which `options` replace the current values (None: default).

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.quick
         ("temperature", math.inf, "inf"),
         ("top_p", 1.5, "1.5"),
         ("top_k", -2, "-2"),
+        ("seed", True, "True"),
         ("n", 129, "129"),
         ("logprobs", "often", "'often'"),
         ("top_logprobs", 21, "21"),

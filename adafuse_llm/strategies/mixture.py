@@ -21,6 +21,7 @@ from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import OF_WORDS, Strategy, StrategyContext
 from adafuse_llm.text.words import has_end
+from adafuse_llm.tree.adjustment import log_sum
 from adafuse_llm.tree.tokens import Node
 
 
@@ -150,19 +151,15 @@ class _Rounds:
     def _score(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
         logprobs = [self._logprob(candidate, member) for member in members]
         nll = [0.0 - logprob for logprob in logprobs]
-        known = [
-            (member.weight, logprob)
+        weighted = [
+            math.log(member.weight) + logprob
             for member, logprob in zip(members, logprobs, strict=True)
-            if member.weight and logprob > -math.inf
+            if member.weight
         ]
-        if not known:
+        pooled = log_sum(weighted) - math.log(math.fsum(member.weight for member in members))
+        if pooled == -math.inf:
             return to_result(candidate, members, nll, None)
-        # sum relative to the highest probability, because all may be too small for a float
-        highest = max(logprob for _, logprob in known)
-        total = math.fsum(weight * math.exp(logprob - highest) for weight, logprob in known)
-        mean = total / math.fsum(member.weight for member in members)
-        score = 0.0 - highest - math.log(mean)
-        return to_result(candidate, members, nll, score, -score)
+        return to_result(candidate, members, nll, 0.0 - pooled, pooled)
 
     def _logprob(self, candidate: PoolCandidate, member: MemberState) -> float:
         word = candidate.logprob(member)

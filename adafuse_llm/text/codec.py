@@ -42,8 +42,9 @@ CACHED_CONTEXTS = 1_024
 """Number of contexts whose texts a codec caches."""
 
 SHORT, CACHED_TEXTS = 64, 4_096
-"""Maximum length of a text whose tokens a codec caches, and maximum number of these texts: most
-candidates of a round are common words."""
+"""Maximum length of a text whose tokens a codec caches, and maximum number of these texts. Most
+candidates of a round are common words, and with some vocabularies, llama.cpp compiles regular
+expressions for every text."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts that a codec puts before a continuation, so that the tokenizer does not take it for the
@@ -60,8 +61,9 @@ _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
 """Methods of transformers that a codec bypasses unless a tokenizer has its own: for short texts,
 they take several times as long as the tokenizer itself."""
-_JOINING = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace"}
-"""Steps of decoders after which the texts of tokens are joined."""
+_JOINING = re.compile(r"ByteLevel|(Replace.|Metaspace)?(ByteFallback)?(Metaspace)?(Fuse(Strip0)?)?")
+"""Matches the steps of decoders that join the texts of tokens: each step's name, the text that
+Replace replaces, and how many characters Strip takes from the end."""
 AT_START = ReplyStart()
 
 
@@ -145,7 +147,7 @@ class TokenizerCodec(TextCodec):
         self._core, self._template_core = _cores(tokenizer, needs_two=bool(template))
         self._lock = threading.Lock()  # a call of transformers stores its settings in the tokenizer
         self._joins = getattr(tokenizer, "joins_tokens", False) or _joins(self._core)
-        self._token_texts: dict[int, str] = {}
+        self._token_text = cached(self._read_token, size=2**20)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         markers = {
@@ -331,11 +333,7 @@ class TokenizerCodec(TextCodec):
         before = self._decode_context(tuple(last))
         # after whole characters, most tokenizers join the texts of the tokens
         if self._joins and before and before[-1] != REPLACEMENT:
-            try:
-                text = "".join([self._token_texts[token] for token in tokens])
-            except KeyError:
-                self._token_texts |= {token: self._token_text(token) for token in tokens}
-                return self.decode_continuation(context, tokens)
+            text = "".join([self._token_text(token) for token in tokens])
             if REPLACEMENT not in text:
                 return text
         while before.startswith(REPLACEMENT) and len(last) < len(context):
@@ -352,7 +350,7 @@ class TokenizerCodec(TextCodec):
         ids = set(self._tokenizer.get_vocab().values())
         return [self._token_text(token) if token in ids else "" for token in range(max(ids) + 1)]
 
-    def _token_text(self, token: int) -> str:
+    def _read_token(self, token: int) -> str:
         context = self._encode("a")
         return added(self._decode_context(tuple(context)), self._decode([*context, token]))
 
@@ -422,17 +420,14 @@ def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
 def _joins(core: Any) -> bool:
     # whether a `tokenizers.Tokenizer` joins the texts of tokens that follow whole characters
     try:
-        decoder = json.loads(core.decoder.__getstate__())
+        decoder, is_own = json.loads(core.decoder.__getstate__()), "decode" not in vars(core)
     except Exception:  # there is no decoder, or one that is written in Python
         return False
-
-    def joins(step: Mapping[str, Any]) -> bool:
-        kind = step["type"]
-        if kind == "Replace":  # a longer pattern can match across tokens
-            return len(step["pattern"].get("String", "")) == 1
-        return kind in _JOINING or (kind == "Strip" and not step["stop"])
-
-    return all(map(joins, decoder.get("decoders", [decoder])))
+    steps = [
+        f"{step['type']}{step.get('pattern', {}).get('String', '')}{step.get('stop', '')}"
+        for step in decoder.get("decoders", [decoder])
+    ]
+    return is_own and _JOINING.fullmatch("".join(steps)) is not None
 
 
 class _ControlTokens:

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 from gguf import TokenType
 
-from adafuse_llm.backends.gguf.header import read_facts
+from adafuse_llm.backends.gguf import read_facts
 from adafuse_llm.backends.llamacpp.library import Settings
 from adafuse_llm.backends.llamacpp.trial import load
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary

@@ -109,9 +109,6 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         outputs = [group(part, index, window, scores).transpose(1, 2) for group, part in parts]
         return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # unused, because the model gets positions
-
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the models that run in this thread attend with this cache."""

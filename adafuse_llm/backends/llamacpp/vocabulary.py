@@ -14,7 +14,6 @@ from adafuse_llm.backends.gguf.header import GGUFFacts
 from adafuse_llm.backends.llamacpp.library import Model, load_library
 from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
-from adafuse_llm.text.codec import CACHED_TEXTS, SHORT, cached
 
 SENTENCEPIECE, BPE = 1, 2
 """llama.cpp's numbers of the kinds of vocabularies that can encode every text."""
@@ -99,8 +98,6 @@ class LlamaTokenizer:
         self.end_ids = frozenset(end for end in ends if end is not None)
         self._closed = False
         self._lock = threading.Lock()
-        # with some vocabularies, llama.cpp compiles regular expressions for every text
-        self._tokenize_short = cached(self._tokenize, CACHED_TEXTS)
         # find the tokens that llama.cpp puts before a text
         plain, whole = self._tokenize("a"), self._tokenize("a", add_special=True)
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
@@ -128,8 +125,7 @@ class LlamaTokenizer:
         with self._lock:
             self._check_open()
             for part in self._parts(text):
-                tokenize = self._tokenize_short if len(part) <= SHORT else self._tokenize
-                tokens += tokenize(part, parse_special=not split_special_tokens)
+                tokens += self._tokenize(part, parse_special=not split_special_tokens)
         return [*self.prefix_ids, *tokens] if add_special_tokens else tokens
 
     def decode(self, tokens: Sequence[int], **_options: bool) -> str:

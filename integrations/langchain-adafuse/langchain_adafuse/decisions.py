@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,14 +76,28 @@ class AdaFuseDecisions(EnsembleRunnable, lc.BaseDecisionModel):
         # a call's weights override a calibration, which has weights of its own
         return model.model_copy(update={"decisions": None}) if "weights" in given else model
 
-    @langchains_error()
-    def _classify(self, state: lc.State, questions: Mapping[str, Any]) -> AdaFuseResponse:
-        asked = {
+    def _classify(self, state: lc.State, questions: dict[str, lc.Question]) -> AdaFuseResponse:
+        asked = self._asked(state, questions)
+        with langchains_error():
+            return self._response(asked["questions"], self._loaded().decide(**asked))
+
+    async def _aclassify(
+        self, state: lc.State, questions: dict[str, lc.Question]
+    ) -> AdaFuseResponse:
+        asked = self._asked(state, questions)
+        engine = await asyncio.to_thread(self._loaded)
+        with langchains_error():
+            return self._response(asked["questions"], await engine.adecide(**asked))
+
+    def _asked(self, state: lc.State, questions: Mapping[str, Any]) -> dict[str, Any]:
+        sent = {
             name: each if isinstance(each, Question) else to_question(_to_plain(each.model_dump()))
             for name, each in questions.items()
         }
-        options = {**self._decide_options, "orders": self.orders, "timeout": self.timeout}
-        decision = self._loaded().decide(_to_plain(state), asked, **options)
+        more = {"orders": self.orders, "timeout": self.timeout}
+        return {**self._decide_options, **more, "state": _to_plain(state), "questions": sent}
+
+    def _response(self, asked: Mapping[str, Question], decision: Decision) -> AdaFuseResponse:
         answers: Any = {name: to_answer(asked[name], decision[name]) for name in asked}
         usage = usage_metadata(decision.usage)
         return AdaFuseResponse(

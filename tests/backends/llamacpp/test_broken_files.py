@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
-from adafuse_llm.backends.gguf.header import read_facts
+from adafuse_llm.backends.gguf import read_facts
 from adafuse_llm.loading.gguf import load_gguf_vocabulary
 from tests.backends.gguf_members import tokenizer
 from tests.support.gguf_files import embedded_gguf, rewrite_gguf

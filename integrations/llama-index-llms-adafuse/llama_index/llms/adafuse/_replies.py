@@ -118,15 +118,8 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
     try:
         return PydanticOutputParser(output_cls).parse(reply)  # type: ignore[no-any-return]
     except ValueError as error:
-        problem = f"{error!s:.200}"
-        if isinstance(error, ValidationError):
-            problem = "; ".join(
-                f"{'.'.join(map(str, wrong['loc'])) or 'the object'}: {wrong['msg']}"
-                for wrong in error.errors(include_url=False)
-            )
-        raise MalformedReplyError(
-            f"the reply is no valid {output_cls.__name__}: {cut or problem}"
-        ) from error
+        why = cut or f"{error!s:.200}"
+        raise MalformedReplyError(f"the reply is no valid {output_cls.__name__}: {why}") from error
 
 
 def reason_of(response: ChatResponse) -> str:
