@@ -348,7 +348,7 @@ class TokenizerCodec(TextCodec):
         U+FFFD stands for an incomplete character.
         """
         ids = set(self._tokenizer.get_vocab().values())
-        return [self._token_text(token) if token in ids else "" for token in range(max(ids) + 1)]
+        return [self._read_token(token) if token in ids else "" for token in range(max(ids) + 1)]
 
     def _read_token(self, token: int) -> str:
         context = self._encode("a")
@@ -420,14 +420,14 @@ def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
 def _joins(core: Any) -> bool:
     # whether a `tokenizers.Tokenizer` joins the texts of tokens that follow whole characters
     try:
-        decoder, is_own = json.loads(core.decoder.__getstate__()), "decode" not in vars(core)
+        decoder, is_changed = json.loads(core.decoder.__getstate__()), "decode" in vars(core)
     except Exception:  # there is no decoder, or one that is written in Python
         return False
     steps = [
         f"{step['type']}{step.get('pattern', {}).get('String', '')}{step.get('stop', '')}"
         for step in decoder.get("decoders", [decoder])
     ]
-    return is_own and _JOINING.fullmatch("".join(steps)) is not None
+    return not is_changed and _JOINING.fullmatch("".join(steps)) is not None
 
 
 class _ControlTokens:

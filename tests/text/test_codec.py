@@ -256,3 +256,12 @@ def test_texts_of_tokens_are_joined_only_where_the_tokenizer_would_join_them(
     for cut in range(len(tokens)):
         context, rest = tokens[:cut], tokens[cut:]
         assert quick.decode_continuation(context, rest) == slow.decode_continuation(context, rest)
+
+
+def test_a_tokenizer_whose_decoding_was_replaced_joins_no_texts() -> None:
+    known = copy.deepcopy(tokenizer("bytelevel"))
+    core = known.backend_tokenizer
+    plain = core.decode
+    core.decode = lambda ids, **options: plain(ids, **options).rstrip()  # as with CLIP
+    codec, words, space = TokenizerCodec(known), known.encode("the"), known.encode(" ")
+    assert codec.decode_continuation(words, space) == ""
