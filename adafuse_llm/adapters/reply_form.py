@@ -229,7 +229,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 
 def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of a reply that can call `tools`. `keywords` can have other `FORM_KEYWORDS`.
+    """Return the form of a reply that can call `tools`. `keywords` may set the rest of the form.
 
     Raises:
         InvalidInputError: a value has an unknown form, or the choice does not fit the tools.
