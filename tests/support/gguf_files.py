@@ -87,7 +87,7 @@ def rewrite_gguf(
     own = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(out, own)
     if kind is not None:
-        entries = {**entries, "general.file_type": FILE_TYPES[kind]}
+        entries = {**entries, "general.file_type": int(FILE_TYPES[kind])}
     for name, value in entries.items():
         is_count = type(value) is int and value >= 0
         writer.add_key_value(
