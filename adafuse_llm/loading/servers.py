@@ -40,6 +40,7 @@ KINDS = (
     ("/get_model_info", "model_path", "sglang"),
     ("/version", "version", "vllm"),
     ("/api/version", "version", "Ollama"),
+    ("/ready", "status", "adafuse"),
 )
 """For each kind of server: a path, an entry that only its answer has there, and its name."""
 
@@ -97,9 +98,6 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
     }
     # recognize the kind of the server
     actual = next((kind for path, entry, kind in KINDS if entry in (server.find(path) or {})), None)
-    if actual is None:
-        listed = (server.find("/v1/models") or {}).get("data") or [{}]
-        actual = "an adafuse server" if listed[0].get("owned_by") == "adafuse-llm" else None
     kind = spec.api or actual
     if kind not in apis:
         raise server.error(

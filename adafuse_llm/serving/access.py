@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import re
@@ -210,8 +211,10 @@ def _wrong_key(keys: Sequence[str], path: str, headers: Headers) -> ApiError | N
     """Return an error if a request has none of the keys as bearer token. The page needs no key."""
     header = headers.get("authorization", "")
     scheme, _, key = header.partition(" ")
-    # compare all keys, so that the time of an answer reveals nothing about their characters
-    fits = [hmac.compare_digest(key.strip().encode(), known.encode()) for known in keys]
+    # compare the digests of all keys, so that the time of an answer reveals nothing about them
+    sent = hashlib.sha256(key.strip().encode()).digest()
+    digests = [hashlib.sha256(known.encode()).digest() for known in keys]
+    fits = [hmac.compare_digest(sent, digest) for digest in digests]
     if path in ("", "/") or (any(fits) and scheme.lower() == "bearer"):
         return None
     problem = "the API key is not valid." if header else "the request has no API key."

@@ -146,7 +146,7 @@ class TokenizerCodec(TextCodec):
         )
         self._core, self._template_core = _cores(tokenizer, needs_two=bool(template))
         self._lock = threading.Lock()  # a call of transformers stores its settings in the tokenizer
-        self._joins = getattr(tokenizer, "joins_tokens", False) or _joins(self._core)
+        self._joins = hasattr(tokenizer, "pieces") or _joins(self._core)  # GGUF files have pieces
         self._token_text = cached(self._read_token, size=2**20)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}

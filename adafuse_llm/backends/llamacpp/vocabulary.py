@@ -56,7 +56,6 @@ class LlamaTokenizer:
         unk_token_id: id of the token for text that no other token can write, or None.
         prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. An end
             token that llama.cpp puts after a prompt is left out, because members continue prompts.
-        joins_tokens: `decode` joins the texts of tokens that follow other text.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Guesses of llama.cpp are left out, because it may
             take any token for an end token.
@@ -65,8 +64,6 @@ class LlamaTokenizer:
     Raises:
         UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
     """
-
-    joins_tokens = True
 
     def __init__(self, model: Model, facts: GGUFFacts) -> None:
         self._model = model  # Python must not free it before the vocabulary

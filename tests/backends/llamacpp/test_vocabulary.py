@@ -224,14 +224,14 @@ def test_closing_waits_for_calls_that_run_and_refuses_later_ones(
 ) -> None:
     text = llama(tokenizer("bytelevel"))
     entered, leave = threading.Event(), threading.Event()
-    inner = text.tokenizer._tokenize_short
+    inner = text.tokenizer._tokenize
 
     def held(piece: str, **options: Any) -> Any:
         entered.set()
         assert leave.wait(10)
         return inner(piece, **options)
 
-    monkeypatch.setattr(text.tokenizer, "_tokenize_short", held)
+    monkeypatch.setattr(text.tokenizer, "_tokenize", held)
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(text.tokenizer.encode, "The light")
         assert entered.wait(10)

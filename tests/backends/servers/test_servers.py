@@ -338,9 +338,8 @@ def test_servers_with_faults_are_refused(load: Load) -> None:
 def test_a_server_of_another_kind_is_named(load: Load) -> None:
     with pytest.raises(LoadError, match=r"it is sglang, not vllm\. Leave out api='vllm'"):
         load(InferenceServer("sglang"), api="vllm")
-    models = {"data": [{"id": "pair", "owned_by": "adafuse-llm"}]}
     for path, answer, kind in (
-        ("/v1/models", models, "an adafuse server"),
+        ("/ready", {"status": "ready"}, "adafuse"),
         ("/api/version", {"version": "1"}, "Ollama"),
     ):
         with served(Starlette(routes=[Route(path, lambda _, a=answer: JSONResponse(a))])) as url:
