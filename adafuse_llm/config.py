@@ -87,8 +87,10 @@ def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: flo
 def explain(error: ValidationError, names: Sequence[str]) -> str:
     """Describe an error's first problem in one line: option, allowed values, actual value."""
     problems = error.errors(include_url=False, include_context=False)
-    name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
+    name, *inner = map(str, problems[0]["loc"] or ("options",))
     if problems[0]["type"] == "extra_forbidden":
+        if inner:
+            return f"option {name!r} has no entry {short_repr(inner[-1])}"
         return f"unknown option {short_repr(name)}.{advice(name, names)}"
     # a value that fits none of several types has a problem per type: the innermost explains most
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]

@@ -71,7 +71,7 @@ class Question:
         if not 2 <= len({*map(str.strip, options)}) == len(options) <= MAX_OPTIONS:
             raise InvalidInputError(
                 f"a question needs a list or mapping of 2 to {MAX_OPTIONS} different options; got "
-                f"{len(options)}: {short_repr(self.options)}. Ask about more in several steps."
+                f"{len(options)}: {short_repr(self.options)}"
             )
 
     def orders(self, most: int | None) -> list[list[str]]:

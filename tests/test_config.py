@@ -63,6 +63,8 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
         AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match=r"'strategy'.*with_strategy"):
         AdaFuseConfig(strategy="single")  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match="'decisions' has no entry 'bias'"):
+        AdaFuseConfig(decisions={"weights": {"a": 1}, "bias": 1})
     with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
         AdaFuseConfig().override({"margin_treshold": 0.5})
 

@@ -193,8 +193,8 @@ class Parser(argparse.ArgumentParser):
             option = flag.strip("-").replace("-", "_")
             known = self._option_string_actions
             hint = nearest(flag, known, similarity=0.75)  # not --strategy for --trace
-            if option in FIELDS and option not in self.unused:
-                hint = f" Use -o {option}=VALUE"
+            if option in FIELDS:
+                hint = "" if option in self.unused else f" Use -o {option}=VALUE"
             self.error(f"unknown argument {flag}.{hint}")
         return flags
 

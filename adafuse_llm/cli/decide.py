@@ -12,7 +12,7 @@ from adafuse_llm import AdaFuseConfig, Choice, InvalidInputError, Predicate, Sco
 from adafuse_llm.cli.ask import EMBEDDED
 from adafuse_llm.cli.common import Command, Parser, Setup
 from adafuse_llm.cli.terminal import print_json, stderr_console, stdout_console, tell
-from adafuse_llm.decisions import DecideOptions, Question
+from adafuse_llm.decisions import DecideOptions, Question, state_text
 from adafuse_llm.evaluation.files import read_text
 from adafuse_llm.report.styles import looks, percent, printable
 
@@ -43,7 +43,7 @@ def decide(setup: Setup, flags: Namespace) -> int:
     if flags.state is None and sys.stdin.isatty():
         raise InvalidInputError("pass --state FILE, or send a text to stdin")
     state = sys.stdin.read() if flags.state is None else read_text(flags.state)
-    state = state.rstrip("\r\n")  # files end with a line break, lines of tune's FILE do not
+    state = state_text(state.rstrip("\r\n"), "the state")  # without the line break of files
     if setup.is_embedded:
         tell(EMBEDDED)
     with setup.load() as engine, stderr_console().status("reading the text"):

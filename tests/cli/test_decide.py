@@ -58,9 +58,10 @@ def test_an_answer_can_be_a_level(tmp_path):
 def test_what_cannot_be_used_is_refused_before_anything_is_loaded(loaded):
     for flags, named in (
         (("--level", "a"), "--level"),
-        (("--strategy", "single"), "--strategy"),
+        (("--strategy", "single"), "--strategy. ("),
         (("-o", "max_words=2"), "max_words"),
         (("--state", "none.txt"), "none.txt"),
+        (("--state", "/dev/null"), "not be empty"),
     ):
         done = adafuse(*ASKED, *flags, input=TEXT)
         assert (done.exit_code, named in done.stderr, loaded) == (2, True, [])
