@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -16,6 +16,13 @@ __all__ = ["Calibration", "DecisionCalibration", "features"]
 
 Coefficient = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 """A coefficient, limited so that no weighted sum becomes infinite."""
+
+
+def some_weight(weights: Any) -> Any:
+    """Check that a weight is above 0. Weights are by member, or a tuple."""
+    if not any(weights.values() if isinstance(weights, dict) else weights):
+        raise ValueError("a weight must be above 0")
+    return weights
 
 
 class Calibration(BaseModel):
@@ -90,12 +97,7 @@ class DecisionCalibration(BaseModel):
     intercepts: dict[str, Coefficient] = {}
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 
-    @field_validator("weights")
-    @classmethod
-    def _some_weight(cls, weights: dict[str, float]) -> dict[str, float]:
-        if not any(weights.values()):
-            raise ValueError("a weight must be above 0")
-        return weights
+    _some_weight = field_validator("weights")(some_weight)
 
     def check(self, members: Collection[str]) -> None:
         """Raise an InvalidOptionError if the calibration was fitted for other members."""

@@ -16,13 +16,12 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
-    ValidationInfo,
     field_validator,
 )
 from pydantic.errors import PydanticUserError
 from typing_extensions import Unpack
 
-from adafuse_llm.calibration import Calibration, DecisionCalibration
+from adafuse_llm.calibration import Calibration, DecisionCalibration, some_weight
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.tree.sampling import derived_seed
 
@@ -348,11 +347,13 @@ class AdaFuseConfig(Options):
 
     @field_validator(*SAMPLING, *ADJUSTMENTS, "top_logprobs", mode="before")
     @classmethod
-    def _number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError("the value must be a number")
-        is_no_limit = info.field_name == "top_k" and value in (0, -1)
-        return None if is_no_limit else value
+        return value
+
+    _no_limit = field_validator("top_k", mode="before")(lambda k: None if k in (0, -1) else k)
+    _some_weight = field_validator("weights")(some_weight)
 
     def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return a validated copy in which `options` replace the current values (None: default).

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.quick
         *((name, 257, "257") for name in ("max_word_tokens", "max_word_letters")),
         ("stop", [""], "''"),
         ("weights", [1.0, -1.0], "-1.0"),
+        ("weights", [0.0, 0.0], "[0.0, 0.0]"),
         ("weights", {"a": 1e13}, "1000"),
         ("weights", [math.nan, 1], "nan"),
         ("weights", "x", "'x'"),

@@ -267,10 +267,9 @@ class Drafts(NoDrafts):
 
     def _is_likely(self, member: MemberState, candidate: PoolCandidate) -> bool:
         # `candidate` is in the pool of the drafts
-        if candidate not in self._likeliest:
-            return False
+        share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
-        return len(candidate.proposers) / len(self._members) >= least
+        return candidate in self._likeliest and share >= least
 
     def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Iterable[Node]:
         """Return the nodes that a pass of `member` should evaluate in addition to `wanted`."""

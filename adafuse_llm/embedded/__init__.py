@@ -45,8 +45,7 @@ class HandbookQuestion:
 class HeldoutQuestion:
     """A question that is not in the members' training data.
 
-    One of the ``passages`` holds the answer; if none does, the answer is ``not stated``. Arithmetic
-    needs no passages.
+    One of the ``passages`` holds the answer, unless it is ``not stated``. Arithmetic needs none.
     """
 
     question: str

@@ -42,9 +42,8 @@ CACHED_CONTEXTS = 1_024
 """Number of contexts whose texts a codec caches."""
 
 SHORT, CACHED_TEXTS = 64, 4_096
-"""Maximum length of a text whose tokens a codec caches, and maximum number of these texts. Most
-candidates of a round are common words, and with some vocabularies, llama.cpp compiles regular
-expressions for every text."""
+"""Maximum length of a text whose tokens a codec caches, and maximum number of these texts. Most are
+common words, and llama.cpp compiles regular expressions for each with some vocabularies."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts that a codec puts before a continuation, so that the tokenizer does not take it for the
@@ -61,9 +60,6 @@ _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*
 _OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
 """Methods of transformers that a codec bypasses unless a tokenizer has its own: for short texts,
 they take several times as long as the tokenizer itself."""
-_JOINING = re.compile(r"ByteLevel|(Replace.|Metaspace)?(ByteFallback)?(Metaspace)?(Fuse(Strip0)?)?")
-"""Matches the steps of decoders that join the texts of tokens: each step's name, the text that
-Replace replaces, and how many characters Strip takes from the end."""
 AT_START = ReplyStart()
 
 
@@ -147,7 +143,7 @@ class TokenizerCodec(TextCodec):
         self._core, self._template_core = _cores(tokenizer, needs_two=bool(template))
         self._lock = threading.Lock()  # a call of transformers stores its settings in the tokenizer
         self._joins = hasattr(tokenizer, "pieces") or _joins(self._core)  # GGUF files have pieces
-        self._token_text = cached(self._read_token, size=2**20)
+        self._token_text = cached(self._read_token, size=2**20)  # more than any vocabulary has
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         markers = {
@@ -420,14 +416,17 @@ def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
 def _joins(core: Any) -> bool:
     # whether a `tokenizers.Tokenizer` joins the texts of tokens that follow whole characters
     try:
-        decoder, is_changed = json.loads(core.decoder.__getstate__()), "decode" in vars(core)
-    except Exception:  # there is no decoder, or one that is written in Python
+        decoder = json.loads(core.decoder.__getstate__())
+    except Exception:  # there is no such tokenizer or decoder, or the decoder is Python code
         return False
+    # each step's name, the text that Replace replaces, and how much Strip takes from the end
     steps = [
         f"{step['type']}{step.get('pattern', {}).get('String', '')}{step.get('stop', '')}"
         for step in decoder.get("decoders", [decoder])
     ]
-    return not is_changed and _JOINING.fullmatch("".join(steps)) is not None
+    # transformers replaces `decode` of some, such as CLIP's
+    joining = r"ByteLevel|(Replace.|Metaspace)?(ByteFallback)?(Metaspace)?(Fuse(Strip0)?)?"
+    return "decode" not in vars(core) and re.fullmatch(joining, "".join(steps)) is not None
 
 
 class _ControlTokens:
