@@ -98,9 +98,13 @@ class BackendTests:
                 got = codec.decode_continuation(context, ids)
                 assert got == text or not exact, f"exact tokens of {text!r} decode to {got!r}"
                 parts = [(context + ids[:at], ids[at : at + 1]) for at in range(len(ids))]
-                got = "".join(codec.decode_continuation(*part) for part in parts)
+                singles = [codec.decode_continuation(*part) for part in parts]
+                got = "".join(singles)
                 message = f"the tokens of {text!r} decode one by one to {got!r}"
                 assert got == text or not exact or "\ufffd" in got, message
+                for token, single in [*zip(ids, singles, strict=True)][1:]:
+                    known = codec.token_text(token)
+                    assert known in (None, single) or "\ufffd" in got, f"token_text: {known!r}"
 
     def test_prompts(self) -> None:
         """Prompts and messages have tokens. No text becomes an end token, even if it spells one."""

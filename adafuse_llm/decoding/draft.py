@@ -267,23 +267,24 @@ class Drafts(NoDrafts):
 
     def _is_likely(self, member: MemberState, candidate: PoolCandidate) -> bool:
         # `candidate` is in the pool of the drafts
-        share = len(candidate.proposers) / len(self._members)
+        if candidate not in self._likeliest:
+            return False
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
-        return candidate in self._likeliest and share >= least
+        return len(candidate.proposers) / len(self._members) >= least
 
     def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Iterable[Node]:
         """Return the nodes that a pass of `member` should evaluate in addition to `wanted`."""
         if member.tree.root.next is None and not member.passes:
             return ()  # this pass reads the prompt
         # spans that the member must score anyway, and the next tokens after a likely winner
-        nodes: dict[Node, None] = {}
+        nodes: list[Node] = []
         starts: list[Node] = []
         for candidate in self._pool.candidates:
             if (end := self._pool.encode(member, candidate)) is not None:
                 is_likely = self._is_likely(member, candidate)
                 last = end if is_likely else end.parent
                 if last and last.next is None:  # otherwise, the path to it is evaluated, too
-                    nodes.update(dict.fromkeys(member.tree.path(last)))
+                    nodes += member.tree.path(last)
                 if is_likely and not candidate.ends:
                     starts += self._starts(member, end)
         # add copies, which may never be needed, only if few tokens were processed per committed one
@@ -292,7 +293,7 @@ class Drafts(NoDrafts):
         may_waste = processed <= (2 + self._config.branches) * committed
         if may_waste and member.backend.token_cost <= EXPENSIVE:
             for tip in (*wanted, *starts):
-                nodes.update(dict.fromkeys([tip, *self._lookups[member].after(member, tip)]))
+                nodes += [tip, *self._lookups[member].after(member, tip)]
         return nodes
 
     def _starts(self, member: MemberState, end: Node) -> Iterable[Node]:

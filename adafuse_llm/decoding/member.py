@@ -18,7 +18,7 @@ from adafuse_llm.errors import InvalidInputError, MemberError
 from adafuse_llm.grammar.grammar import GrammarState
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.words import added
+from adafuse_llm.text.words import REPLACEMENT, added
 from adafuse_llm.tree.adjustment import Adjustment
 from adafuse_llm.tree.sampling import Sampling, derived_seed
 from adafuse_llm.tree.tokens import Next, Node, TokenTree
@@ -175,8 +175,13 @@ class MemberState:
         """Return the text of the path from the root to `node`."""
         text = self._texts.get(node)
         if text is None:
-            tokens = self.tree.tokens(node)
-            text = self._call(self.codec.decode_continuation, self.tree.ids, tokens)
+            before = self._texts.get(node.parent) if node.parent else None
+            if before and before[-1] != REPLACEMENT:
+                last = self._call(self.codec.token_text, node.token)
+                text = None if last is None else before + last
+            if text is None:
+                tokens = self.tree.tokens(node)
+                text = self._call(self.codec.decode_continuation, self.tree.ids, tokens)
             self._texts[node] = text
         return text
 

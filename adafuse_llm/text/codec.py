@@ -96,6 +96,10 @@ class TextCodec(ABC):
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that `tokens` add to `context`, with U+FFFD for incomplete characters."""
 
+    def token_text(self, token: int) -> str | None:
+        """Return the text that a token adds after any whole character; None if that differs."""
+        return None
+
     def encode_conversation(
         self, conversation: Conversation, start: ReplyStart = AT_START
     ) -> list[int]:
@@ -337,6 +341,10 @@ class TokenizerCodec(TextCodec):
             last = context[-2 * len(last) :]
             before = self._decode(last)
         return added(before, self._decode([*last, *tokens]))
+
+    def token_text(self, token: int) -> str | None:
+        text = self._token_text(token) if self._joins else REPLACEMENT
+        return None if REPLACEMENT in text else text
 
     def token_texts(self) -> list[str]:
         """Return, by token id, the text that each token adds in the middle of a text.

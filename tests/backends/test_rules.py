@@ -190,6 +190,17 @@ class WritesControlTokens(FakeBackend):
         self.codec = ReadsControlTokens(VOCABULARY, is_complete=True)
 
 
+class OtherTexts(FakeCodec):
+    def token_text(self, token):
+        return "other"
+
+
+class KnowsOtherTexts(FakeBackend):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.codec = OtherTexts(VOCABULARY, is_complete=True)
+
+
 class HasNoMethod(FakeBackend):
     evaluate = property()  # raises AttributeError
 
@@ -208,6 +219,7 @@ FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {
     "word ends": (changing(lambda _: {"word_end_logprob": -1.0}), "masks", "word_end_logprob"),
     "draws": (changing(lambda right: {"drawn": right.tokens[0]}), "draws", "draws are wrong"),
     "control tokens": (WritesControlTokens, "prompts", "ends a response"),
+    "texts of tokens": (KnowsOtherTexts, "texts", "token_text"),
     "no method": (HasNoMethod, "texts", "has no evaluate"),
 }
 
