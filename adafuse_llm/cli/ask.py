@@ -100,12 +100,4 @@ def show_sources(console: Console, sources: Sequence[Passage]) -> None:
         console.print(line.append(excerpt, "dim"), no_wrap=True, overflow="ellipsis")
 
 
-COMMAND = Command(
-    ask,
-    add_flags,
-    "QUESTION",
-    refused={
-        "n": ONE_RESPONSE,
-        "continue_final_message": "adafuse ask writes the messages itself",
-    },
-)
+COMMAND = Command(ask, add_flags, "QUESTION", refused=ONE_RESPONSE)

@@ -168,11 +168,4 @@ class _Conversation:
                 show_sources(self._console, passages)
 
 
-COMMAND = Command(
-    chat,
-    add_flags,
-    refused={
-        "n": ONE_RESPONSE,
-        "continue_final_message": "adafuse chat writes the messages itself",
-    },
-)
+COMMAND = Command(chat, add_flags, refused=ONE_RESPONSE)

@@ -42,8 +42,11 @@ FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 STOPPED = "interrupted"
 """The message on stderr after Ctrl-C."""
 
-ONE_RESPONSE = "this command gives one response; for another one, run it again with another seed"
-"""The reason why commands refuse the option ``n``."""
+ONE_RESPONSE: Final = {
+    "n": "this command gives one response; for another one, run it again with another seed",
+    "continue_final_message": "this command writes the messages itself",
+}
+"""Options that commands with one response refuse, each with the reason."""
 
 DECODING: Final = {
     "max_new_tokens": (

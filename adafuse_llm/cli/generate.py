@@ -87,7 +87,7 @@ COMMAND = Command(
     add_flags,
     "PROMPT",
     refused={
-        "n": ONE_RESPONSE,
+        **ONE_RESPONSE,
         "continue_final_message": "adafuse generate writes the messages itself; pass the beginning "
         "of the reply with --prefill TEXT",
     },

@@ -315,7 +315,7 @@ def tune(
         comparison=compare(metric, *rights),
         out_of_reach=share(missed, len(search)),
         confidence={
-            name: answers.calibrated([search, test], setting) for name, setting in settings.items()
+            name: answers.calibrated(search + test, setting) for name, setting in settings.items()
         },
     )
 
@@ -397,10 +397,8 @@ class _Answers:
                 self.log({"key": key, "answer": data})
         return [self._done[key] for key in keys.values()]
 
-    def calibrated(
-        self, parts: Sequence[Sequence[Question]], options: dict[str, Any]
-    ) -> Reliability | str:
-        answers = [answer for part in parts for answer in self.of(part, options)]
+    def calibrated(self, asked: Sequence[Question], options: dict[str, Any]) -> Reliability | str:
+        answers = self.of(asked, options)
         names = options["use"]
         strategy = (self._single if len(names) == 1 else self.engine).strategy.name
         try:

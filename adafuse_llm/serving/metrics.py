@@ -16,13 +16,6 @@ from adafuse_llm.results import StreamEvent
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Upper bounds of the buckets of histograms, in seconds."""
 
-TOKENS: Final = {
-    "prompt": "prompt_tokens",
-    "completion": "completion_tokens",
-    "cached": "cached_tokens",
-}
-"""Fields of `Usage` by the value of the label ``kind``."""
-
 
 class Metrics(Collector):
     """Counters, histograms and gauges of one server, in a registry of their own.
@@ -74,8 +67,8 @@ class Metrics(Collector):
                 self._unanimous.inc(unanimous)
         if event.generation is not None:
             usage = event.generation.usage
-            for kind, field in TOKENS.items():
-                for name, tokens in getattr(usage, field).items():
+            for kind in ("prompt", "completion", "cached"):
+                for name, tokens in getattr(usage, f"{kind}_tokens").items():
                     self._tokens.labels(name, kind).inc(tokens)
 
     def exposition(self) -> tuple[bytes, str]:
