@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"run only some of {', '.join(COMPARISONS)}; of own: {', '.join(MEASUREMENTS)}",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="use toy sizes")
+    parser.add_argument("--first", action="store_true", help="only the suite's first ensemble")
+    parser.add_argument("--tokens", type=int, help="longest response, in tokens")
     parser.add_argument(
         "--output", type=Path,
         help="write the measurements to this file, as JSON; other comparisons in it are kept",
@@ -55,8 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.suite == "own":
         works = dict(MEASUREMENTS)
     else:
-        suite = SUITES[args.suite]()
-        chosen = suite.quick() if args.quick else suite
+        chosen = SUITES[args.suite]()
+        if args.first:
+            chosen = replace(chosen, groups=chosen.groups[:1])
+        if args.tokens:
+            chosen = replace(chosen, response=args.tokens)
+        chosen = chosen.quick() if args.quick else chosen
         works = {name: partial(run, chosen, args.suite) for name, run in COMPARISONS.items()}
     for name in args.only or works:
         print(f"{args.suite}: {name}", file=sys.stderr, flush=True)

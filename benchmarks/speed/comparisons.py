@@ -160,10 +160,13 @@ def generate(suite: Suite, _: str) -> Iterator[Line]:
 
 
 def gguf(suite: Suite, name: str) -> Iterator[Line]:
-    """Compare GGUF members with llama.cpp's own decoding and with transformers members."""
+    """Compare GGUF members with llama.cpp's own decoding and, if small, with transformers."""
     names = suite.groups[0]
-    with suite.ensemble(names) as plain, ensembles(plain) as others:
-        near = {f"{key} near": answer for key, answer in others.items()}
+    with ExitStack() as stack:
+        near = {}
+        if name != "large":
+            others = stack.enter_context(ensembles(stack.enter_context(suite.ensemble(names))))
+            near = {f"{key} near": answer for key, answer in others.items()}
         for kind in KINDS.get(name, ()):
             with suite.ensemble(names, kind) as engine, ensembles(engine) as fused:
                 own = {each.name: LlamaCpp(each).answer for each in engine.backends}
@@ -178,8 +181,9 @@ def gguf(suite: Suite, name: str) -> Iterator[Line]:
                     for one, others in zip(found, zip(*alone, strict=True), strict=True)
                 ]
                 yield Line(f"{what}: time / sum of llama.cpp's own decoding", system, walls)
-                values = ratios(found, costs[f"{system} near"])
-                yield Line(f"{what}: CPU time / transformers, float32", system, values)
+                if near:
+                    values = ratios(found, costs[f"{system} near"])
+                    yield Line(f"{what}: CPU time / transformers, float32", system, values)
 
 
 def larger(suite: Suite, _: str, kind: str = "") -> Iterator[Line]:
