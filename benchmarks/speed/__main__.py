@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="use toy sizes")
     parser.add_argument("--first", action="store_true", help="only the suite's first ensemble")
-    parser.add_argument("--tokens", type=int, help="longest response, in tokens")
+    parser.add_argument(
+        "--tokens", type=int, help="longest response; drafts and own have their sizes"
+    )
     parser.add_argument(
         "--output", type=Path,
         help="write the measurements to this file, as JSON; other comparisons in it are kept",
@@ -59,11 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         works = dict(MEASUREMENTS)
     else:
         chosen = SUITES[args.suite]()
+        if args.quick:
+            chosen = chosen.quick()
         if args.first:
             chosen = replace(chosen, groups=chosen.groups[:1])
         if args.tokens:
             chosen = replace(chosen, response=args.tokens)
-        chosen = chosen.quick() if args.quick else chosen
         works = {name: partial(run, chosen, args.suite) for name, run in COMPARISONS.items()}
     for name in args.only or works:
         print(f"{args.suite}: {name}", file=sys.stderr, flush=True)
