@@ -157,15 +157,15 @@ def _draw_fast(
             token = ids[:, place : place + 1]
             own = scaled.gather(-1, token)
             # 0 and 1 in float32, because a product with booleans takes four times as long
-            least = scaled.clone().gt_(own).mul_(shares).sum(-1, keepdim=True)
             up_to = scaled.clone().ge_(own).mul_(shares).sum(-1, keepdim=True)
-            most = up_to - shares.gather(-1, token)
-            is_in, is_out = most < rule.top_p - UNSURE, least > rule.top_p + UNSURE
-            can_be[:, place : place + 1] &= ~is_out
-            is_known[:, place : place + 1] &= is_in | is_out
+            is_in = up_to - shares.gather(-1, token) < rule.top_p - UNSURE
             # on a CPU, this test does not wait for a device
             if scaled.device.type == "cpu" and bool(is_in.all()):
                 break
+            least = scaled.clone().gt_(own).mul_(shares).sum(-1, keepdim=True)
+            is_out = least > rule.top_p + UNSURE
+            can_be[:, place : place + 1] &= ~is_out
+            is_known[:, place : place + 1] &= is_in | is_out
     # the first possible token wins, if `is_known` is true of it and of all tokens before it
     first = can_be.long().argmax(-1, keepdim=True)
     is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
