@@ -97,7 +97,7 @@ class TextCodec(ABC):
         """Return the text that `tokens` add to `context`, with U+FFFD for incomplete characters."""
 
     def token_text(self, token: int) -> str | None:
-        """Return the text that a token adds after any whole character; None if that differs."""
+        """Return what a token adds after a whole character; None if it depends on the text before."""
         return None
 
     def encode_conversation(
