@@ -97,7 +97,7 @@ class TextCodec(ABC):
         """Return the text that `tokens` add to `context`, with U+FFFD for incomplete characters."""
 
     def token_text(self, token: int) -> str | None:
-        """Return what a token adds after a whole character; None if it depends on the text before."""
+        """Return what a token adds after a whole character; None if it depends on earlier text."""
         return None
 
     def encode_conversation(
